@@ -1,0 +1,298 @@
+"""Where everything is: the keys of one workflow's namespace.
+
+1. This module is the only place that knows a prefix. Everything else names what it wants.
+2. Prefixes 1 to 4 are the reference engine's. It never writes prefixes of 32 and above and ignores them when reading,
+   so what Perdure adds lies there. 5 is reserved by the reference host and never written.
+3. Order of keys is order of use: history by location, the mailbox by sequence, iterations of a loop by number, so that
+   a scan of a prefix needs no sort and pruning is one range.
+4. A parser accepts exactly the keys its builder makes.
+
+Every number here is stored on disk; never change or reuse.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.storage.errors import DecodeError, EncodeError
+from perdure.storage.keys import KeyDecodeError, KeyEncodeError, KeyPart, pack, unpack
+from perdure.storage.schema import U32_MAX, Location, LoopIteration, Segment
+
+__all__ = [
+    "ALARM_KEY",
+    "ATTRIBUTES_KEY",
+    "COMPLETION_SEQUENCE_KEY",
+    "DEDUP_PREFIX",
+    "DETAIL_PREFIX",
+    "ERROR_KEY",
+    "FAILURE_CAUSES_KEY",
+    "FORMAT_VERSION_KEY",
+    "HISTORY_PREFIX",
+    "IDLE_ACTIVATIONS_KEY",
+    "INPUT_KEY",
+    "LOOP_START_PREFIX",
+    "MAILBOX_PREFIX",
+    "MAILBOX_SEQUENCE_KEY",
+    "METADATA_PREFIX",
+    "NAMES_PREFIX",
+    "OUTPUT_KEY",
+    "PARENT_KEY",
+    "SEED_KEY",
+    "STATE_KEY",
+    "U64_MAX",
+    "WORKFLOW_ID_KEY",
+    "WORKFLOW_TYPE_KEY",
+    "NumberDecodeError",
+    "NumberEncodeError",
+    "decode_u64",
+    "dedup_key",
+    "detail_key",
+    "encode_u64",
+    "entry_key",
+    "loop_iterations_range",
+    "loop_start_key",
+    "message_key",
+    "metadata_key",
+    "name_key",
+    "parse_dedup_key",
+    "parse_entry_key",
+    "parse_message_key",
+    "parse_metadata_key",
+    "parse_name_key",
+]
+
+U64_MAX: Final = 2**64 - 1
+
+# First parts of keys: stored on disk; never change or reuse.
+_NAMES: Final = 1
+_HISTORY: Final = 2
+_WORKFLOW: Final = 3
+_METADATA: Final = 4
+_OWN: Final = 32
+_MAILBOX: Final = 33
+_DEDUP: Final = 34
+_DETAIL: Final = 35
+_LOOP_START: Final = 36
+
+NAMES_PREFIX: Final = pack((_NAMES,))
+"""The name registry, by index; values are UTF-8."""
+
+HISTORY_PREFIX: Final = pack((_HISTORY,))
+"""History entries, by location; values are versioned BARE."""
+
+METADATA_PREFIX: Final = pack((_METADATA,))
+"""Entry metadata, by entry id; values are versioned BARE."""
+
+MAILBOX_PREFIX: Final = pack((_MAILBOX,))
+"""Waiting messages, by sequence; values are versioned BARE."""
+
+DEDUP_PREFIX: Final = pack((_DEDUP,))
+"""Message ids that were seen."""
+
+DETAIL_PREFIX: Final = pack((_DETAIL,))
+"""What a replay needs beyond the reference's fields, by entry id; values are CBOR maps."""
+
+LOOP_START_PREFIX: Final = pack((_LOOP_START,))
+"""Starting states of retained iterations, by loop entry id and iteration; values are CBOR."""
+
+# Second parts of keys: stored on disk; never change or reuse.
+STATE_KEY: Final = pack((_WORKFLOW, 1))
+"""UTF-8 text of the workflow's state."""
+OUTPUT_KEY: Final = pack((_WORKFLOW, 2))
+"""CBOR of what the function returned; absent when it returned nothing."""
+ERROR_KEY: Final = pack((_WORKFLOW, 3))
+"""CBOR map `name, message, stack?, metadata?` of the error that ended the workflow."""
+INPUT_KEY: Final = pack((_WORKFLOW, 4))
+"""CBOR of the workflow's input."""
+
+WORKFLOW_ID_KEY: Final = pack((_OWN, 1))
+"""UTF-8."""
+WORKFLOW_TYPE_KEY: Final = pack((_OWN, 2))
+"""UTF-8."""
+ALARM_KEY: Final = pack((_OWN, 3))
+"""When to wake the workflow: u64, milliseconds since the epoch."""
+IDLE_ACTIVATIONS_KEY: Final = pack((_OWN, 4))
+"""u64: activations in a row that made no progress."""
+COMPLETION_SEQUENCE_KEY: Final = pack((_OWN, 5))
+"""u64: the last number given to a completed step."""
+SEED_KEY: Final = pack((_OWN, 6))
+"""16 bytes: what the workflow's random values derive from."""
+MAILBOX_SEQUENCE_KEY: Final = pack((_OWN, 7))
+"""u64: the last number given to a message."""
+ATTRIBUTES_KEY: Final = pack((_OWN, 8))
+"""CBOR map."""
+PARENT_KEY: Final = pack((_OWN, 9))
+"""CBOR of the parent workflow's reference."""
+FAILURE_CAUSES_KEY: Final = pack((_OWN, 10))
+"""CBOR list of the ids of the entries that caused the failure."""
+FORMAT_VERSION_KEY: Final = pack((_OWN, 11))
+"""u64: the version of this layout."""
+
+
+class NumberEncodeError(EncodeError):
+    """A number does not fit the eight bytes it is stored in."""
+
+
+class NumberDecodeError(DecodeError):
+    """A stored number is not eight bytes long."""
+
+
+def name_key(index: int) -> bytes:
+    """Key of a registered name, by its index (0 to 2**32 - 1)."""
+    return NAMES_PREFIX + pack((index,))
+
+
+def entry_key(location: Location) -> bytes:
+    """Key of the history entry at a location. It is also the prefix of everything below that entry."""
+    return HISTORY_PREFIX + pack(location)
+
+
+def metadata_key(entry_id: str) -> bytes:
+    """Key of an entry's metadata."""
+    return METADATA_PREFIX + pack((entry_id,))
+
+
+def message_key(sequence: int) -> bytes:
+    """Key of a waiting message, by its place in the mailbox (0 to 2**64 - 1)."""
+    return MAILBOX_PREFIX + pack((sequence,))
+
+
+def dedup_key(message_id: str) -> bytes:
+    """Key of the record that a message id was seen."""
+    return DEDUP_PREFIX + pack((message_id,))
+
+
+def detail_key(entry_id: str) -> bytes:
+    """Key of an entry's details."""
+    return DETAIL_PREFIX + pack((entry_id,))
+
+
+def loop_start_key(entry_id: str, iteration: int) -> bytes:
+    """Key of the state that a retained iteration (0 to 2**32 - 1) started with."""
+    return LOOP_START_PREFIX + pack((entry_id, iteration))
+
+
+def loop_iterations_range(loop_location: Location, from_iteration: int, to_iteration: int) -> tuple[bytes, bytes]:
+    """The keys of all entries inside some iterations of a loop, and of nothing else.
+
+    Args:
+        loop_location: Where the loop's own entry is; ends in the index of the loop's name.
+        from_iteration: First iteration of the range, at least 0.
+        to_iteration: First iteration after the range, from `from_iteration` to 2**32.
+
+    Returns:
+        Start (inclusive) and end (exclusive) of the range, for `Driver.delete_range`.
+
+    Raises:
+        KeyEncodeError: The location is not a loop's, or the iterations are out of range.
+    """
+    name = loop_location[-1] if loop_location else None
+    if name is None or isinstance(name, tuple):
+        raise KeyEncodeError(f"{loop_location} is not where a loop is: it must end in a name index", path="location")
+    if not 0 <= from_iteration <= to_iteration <= U32_MAX + 1:
+        reason = f"iterations {from_iteration} to {to_iteration} are not an ascending range within 0 to 2**32"
+        raise KeyEncodeError(reason, path="iteration")
+    parent = entry_key(loop_location)
+    return parent + pack(((name, from_iteration),)), parent + pack(((name, to_iteration),))
+
+
+def parse_name_key(key: bytes) -> int:
+    """The index in a key of the name registry.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    return _u32(_single(key, _NAMES, "name"), key)
+
+
+def parse_entry_key(key: bytes) -> Location:
+    """The location in a key of history.
+
+    Raises:
+        KeyDecodeError: It is another key, or names no location.
+    """
+    parts = unpack(key)
+    if len(parts) < 2 or parts[0] != _HISTORY:
+        raise _foreign(key, "history")
+    return tuple(_segment(part, key) for part in parts[1:])
+
+
+def parse_metadata_key(key: bytes) -> str:
+    """The entry id in a key of entry metadata.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    return _text(_single(key, _METADATA, "metadata"), key)
+
+
+def parse_message_key(key: bytes) -> int:
+    """The sequence in a key of the mailbox.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    sequence = _single(key, _MAILBOX, "mailbox")
+    if not isinstance(sequence, int) or sequence < 0:
+        raise _foreign(key, "mailbox")
+    return sequence
+
+
+def parse_dedup_key(key: bytes) -> str:
+    """The message id in a key of the deduplication records.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    return _text(_single(key, _DEDUP, "deduplication"), key)
+
+
+def encode_u64(value: int) -> bytes:
+    """A number as stored under the keys that say u64: eight bytes, little-endian.
+
+    Raises:
+        NumberEncodeError: It is not within 0 to 2**64 - 1.
+    """
+    if not 0 <= value <= U64_MAX:
+        raise NumberEncodeError(f"{value} is not within 0 to 2**64 - 1", type_name="u64")
+    return value.to_bytes(8, "little")
+
+
+def decode_u64(data: bytes) -> int:
+    """The inverse of `encode_u64`.
+
+    Raises:
+        NumberDecodeError: There are not exactly eight bytes.
+    """
+    if len(data) != 8:
+        raise NumberDecodeError(f"a stored number has 8 bytes, not {len(data)}")
+    return int.from_bytes(data, "little")
+
+
+def _single(key: bytes, first: int, what: str) -> KeyPart:
+    parts = unpack(key)
+    if len(parts) != 2 or parts[0] != first:
+        raise _foreign(key, what)
+    return parts[1]
+
+
+def _segment(part: KeyPart, key: bytes) -> Segment:
+    if isinstance(part, tuple) and len(part) == 2:
+        return LoopIteration(_u32(part[0], key), _u32(part[1], key))
+    return _u32(part, key)
+
+
+def _u32(part: KeyPart, key: bytes) -> int:
+    if isinstance(part, int) and 0 <= part <= U32_MAX:
+        return part
+    raise KeyDecodeError(f"key {key.hex()} holds {part!r} where a number within 0 to 2**32 - 1 belongs")
+
+
+def _text(part: KeyPart, key: bytes) -> str:
+    if isinstance(part, str):
+        return part
+    raise KeyDecodeError(f"key {key.hex()} holds {part!r} where text belongs")
+
+
+def _foreign(key: bytes, what: str) -> KeyDecodeError:
+    return KeyDecodeError(f"{key.hex()} is not a {what} key")
