@@ -1,0 +1,51 @@
+# Every target sets up what it needs in .venv (and .venv-newest for the tests): with uv when it is there, with python3's
+# own venv and pip when it is not. PYTHON=/path/to/python3 names the interpreter, ARGS="..." goes to the tool that runs.
+
+PYTHON ?=
+ARGS ?=
+export PYTHON
+
+python := .venv/bin/python
+packages := perdure.storage perdure.workflow perdure.actors
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types scenarios bench env clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Run an order that is killed twice with kill -9, and see it finish
+	@tools/setup.sh .venv run $(PYTHON)
+	@tools/demo.sh $(python)
+
+test: ## Run the tests under the oldest and the newest supported Python here
+	@tools/test.sh $(ARGS)
+
+lint: env ## Check style and formatting (ruff)
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+types: env ## Check types: mypy and pyright, both strict, and that the public API is fully typed
+	$(python) -m mypy
+	$(python) -m pyright --pythonpath $(python)
+	@for package in $(packages); do \
+		echo "pyright --verifytypes $$package"; \
+		$(python) -m pyright --pythonpath $(python) --ignoreexternal --verifytypes $$package || exit 1; \
+	done
+
+scenarios: env ## Check that every scenario due has its tests; writes build/scenarios.md
+	$(python) -m pytest --collect-only -qq --scenario-check --scenario-table=build/scenarios.md $(ARGS)
+
+bench: ## Run the benchmarks (ARGS="name ..." for some of them)
+	@tools/setup.sh .venv run $(PYTHON)
+	@tools/bench.sh $(python) $(ARGS)
+
+env: ## Make .venv hold everything a developer needs
+	@tools/setup.sh .venv dev $(PYTHON)
+
+clean: ## Remove what was built, cached or left by the demo
+	rm -rf build dist demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environments too
+	rm -rf .venv .venv-oldest .venv-newest
