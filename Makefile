@@ -6,7 +6,6 @@ ARGS ?=
 export PYTHON
 
 python := .venv/bin/python
-packages := perdure.storage perdure.workflow perdure.actors
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types scenarios bench env clean distclean
@@ -26,12 +25,7 @@ lint: env ## Check style and formatting (ruff)
 	$(python) -m ruff format --check .
 
 types: env ## Check types: mypy and pyright, both strict, and that the public API is fully typed
-	$(python) -m mypy
-	$(python) -m pyright --pythonpath $(python)
-	@for package in $(packages); do \
-		echo "pyright --verifytypes $$package"; \
-		$(python) -m pyright --pythonpath $(python) --ignoreexternal --verifytypes $$package || exit 1; \
-	done
+	@tools/types.sh
 
 scenarios: env ## Check that every scenario due has its tests; writes build/scenarios.md
 	$(python) -m pytest --collect-only -qq --scenario-check --scenario-table=build/scenarios.md $(ARGS)
