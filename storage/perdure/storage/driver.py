@@ -3,10 +3,11 @@
 1. A driver holds the key-value namespace of one workflow. Keys order bytewise.
 2. A `Batch` is one transition of one workflow: everything that becomes true together, its alarm included.
 3. An atomic driver applies a batch all or nothing; it may refuse one (`BatchRefusedError`, nothing written) and never
-   splits it. For any other driver `commit_batch` in `split.py` cuts the batch so that a cut between pieces is recoverable.
-4. Whatever else goes wrong in a commit means *unknown* (`CommitUnknownError`): the driver is closed and the caller reads
-   again from a new one. The rejected alternative, retrying on the same connection, writes twice when the first try had
-   in fact reached the disk.
+   splits it. For any other driver `commit_batch` in `split.py` cuts the batch so that a cut between pieces is
+   recoverable.
+4. Whatever else goes wrong in a commit means *unknown* (`CommitUnknownError`): the driver is closed and the caller
+   reads again from a new one. The rejected alternative, retrying on the same connection, writes twice when the first
+   try had in fact reached the disk.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Batch:
         alarm: The alarm's change, or `None` to leave it as it is.
     """
 
-    puts: list[tuple[bytes, bytes]] = field(default_factory=list)
-    deletes: list[bytes] = field(default_factory=list)
-    delete_prefixes: list[bytes] = field(default_factory=list)
-    delete_ranges: list[tuple[bytes, bytes]] = field(default_factory=list)
+    puts: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    deletes: list[bytes] = field(default_factory=list[bytes])
+    delete_prefixes: list[bytes] = field(default_factory=list[bytes])
+    delete_ranges: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     alarm: AlarmChange | None = None
 
     def __bool__(self) -> bool:
@@ -66,8 +67,8 @@ class Batch:
 class Driver(Protocol):
     """The namespace of one workflow.
 
-    What a method changed is durable when it returns, as far as the driver's durability setting promises. A method is not
-    interrupted by cancellation once it has begun to write; it may or may not be a checkpoint.
+    What a method changed is durable when it returns, as far as the driver's durability setting promises. A method is
+    not interrupted by cancellation once it has begun to write; it may or may not be a checkpoint.
     """
 
     @property

@@ -4,7 +4,8 @@
 2. Every error carries its facts as attributes, survives pickling and says what to do next.
 3. A storage error belongs to exactly one of three families, because the engine acts on the family, not on the text:
    *refused* (nothing was written; the caller still holds everything), *unknown* (a commit may or may not have
-   happened; the activation ends and history is reloaded), *unusable* (the file cannot be used until someone repairs it).
+   happened; the activation ends and history is reloaded), *unusable* (the file cannot be used until someone repairs
+   it).
 """
 
 from __future__ import annotations

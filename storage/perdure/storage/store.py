@@ -27,7 +27,8 @@ class CatalogRow:
         workflow_id: The workflow's id.
         workflow_type: The registered name of its function.
         state: Text of the workflow's state.
-        next_wake_ms: When it wants to be activated next (milliseconds since the epoch; 0 is "at once"), `None` for never.
+        next_wake_ms: When it wants to be activated next (milliseconds since the epoch; 0 is "at once"), `None` for
+            never.
         mail_waiting: Whether its mailbox may hold undelivered messages.
         created_at_ms: When it was created.
         updated_at_ms: When this row last changed.
