@@ -1,0 +1,159 @@
+"""How a SQLite file comes into being: complete and synced under its name, or not there.
+
+1. A file is written under a name that nothing reads (`*.new-*`), synced, and only then given its own. A crash in
+   between leaves that, and nothing that looks usable.
+2. A new file is a copy of an image made once per process. Rejected: running DDL in each new file, which costs 1.7 ms
+   and more fsyncs where writing the image costs 0.4 ms and two (measured on ext4).
+3. Giving a file its name never replaces another file, so two openers that both find it missing end up with one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import tempfile
+from errno import ENOSYS, ENOTSUP, EOPNOTSUPP, EPERM
+from functools import cache
+from itertools import count
+from typing import Final
+
+from perdure.storage.errors import StorageError
+from perdure.storage.sqlite_connection import PAGE_BYTES, Connection
+
+__all__ = [
+    "APPLICATION_ID",
+    "FILE_FORMAT",
+    "copy_file",
+    "create_file",
+    "sync_descriptor",
+    "sync_directory",
+    "write_synced",
+]
+
+APPLICATION_ID: Final = 0x50445552
+"""`PDUR`: marks the file as ours in SQLite's header. Stored on disk; never change or reuse."""
+
+FILE_FORMAT: Final = 1
+"""Version of the table and its meaning (SQLite's `user_version`); a larger one is refused. Stored on disk."""
+
+_NO_LINKS: Final = frozenset({EPERM, ENOTSUP, EOPNOTSUPP, ENOSYS})
+"""What file systems without hard links answer."""
+
+_numbers = count(1)
+
+
+def create_file(path: str, real_path: str) -> None:
+    """Put the image of an empty namespace at `real_path`, durably, unless another file is there by then.
+
+    Args:
+        path: As the user gave it; errors carry it.
+        real_path: The same without symbolic links.
+
+    Raises:
+        StorageError: A write-ahead log without its database is there.
+        OSError: The file cannot be written or named.
+    """
+    for suffix in ("-wal", "-journal"):
+        if os.path.lexists(real_path + suffix):
+            # SQLite would replay it into the new file.
+            raise StorageError(
+                f"{real_path + suffix} is there without its database; restore {path}, or remove what is left of it",
+                path=path,
+            )
+    new = f"{real_path}.new-{os.getpid()}-{next(_numbers)}"
+    try:
+        write_synced(new, _image())
+        try:
+            # Unlike renaming, linking never replaces a file that another opener has just made.
+            os.link(new, real_path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.rename(new, real_path)
+    finally:
+        if os.path.lexists(new):
+            os.unlink(new)
+    sync_directory(os.path.dirname(real_path))
+
+
+def copy_file(connection: Connection, target: str) -> None:
+    """Write a compact copy of the connection's database to `target`; complete and durable on return, or not there.
+
+    Raises:
+        StorageError: `target` exists already.
+        OSError: The copy cannot be synced or named.
+        Exception: Whatever the connection raises.
+    """
+    new = f"{target}.new-{os.getpid()}-{next(_numbers)}"
+    if os.path.lexists(target):
+        raise StorageError(f"{target} exists already; back up to a new name", path=target)
+    try:
+        connection.execute("VACUUM INTO ?", (new,)).fetchall()
+        # SQLite has closed the copy, so this descriptor shares its locks with nobody. It did not sync it.
+        descriptor = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(new, target)
+    finally:
+        if os.path.lexists(new):
+            os.unlink(new)
+    sync_directory(os.path.dirname(target))
+
+
+def write_synced(path: str, data: bytes) -> None:
+    """Write a file, replacing its content; the content is durable on return, its name is not."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Make a file's content durable, past the drive's own cache where the system needs to be asked for that."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_directory(path: str) -> None:
+    """Make the entries of a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _image() -> bytes:
+    """The bytes of an empty namespace, in WAL mode."""
+    with tempfile.TemporaryDirectory(prefix="perdure-") as directory:
+        file = os.path.join(directory, "image.sqlite")
+        connection = sqlite3.connect(file, isolation_level=None)
+        try:
+            for setting in (
+                "synchronous=OFF",
+                "locking_mode=EXCLUSIVE",
+                f"page_size={PAGE_BYTES}",
+                f"application_id={APPLICATION_ID}",
+                f"user_version={FILE_FORMAT}",
+                "journal_mode=WAL",
+            ):
+                connection.execute(f"PRAGMA {setting}").fetchall()
+            connection.execute("CREATE TABLE kv (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+        finally:
+            connection.close()
+        with open(file, "rb") as image:
+            return image.read()
