@@ -6,7 +6,7 @@
 set -eu
 python=$1
 data=${2:-demo-data}
-order=$(dirname "$0")/../examples/order.py
+order=$(cd "$(dirname "$0")/../examples" && pwd)/order.py
 
 # killed COMMAND...: run it, and insist that it ended by SIGKILL (128 + 9).
 killed() {

@@ -26,8 +26,11 @@ case $level in
 esac
 
 version=$(python_version "$directory")
-if [ -n "$python" ] && [ -n "$version" ]; then
-    wanted=$("$python" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+if [ -n "$python" ]; then
+    if ! wanted=$("$python" -I -c 'import sys; assert sys.version_info >= (3, 11); print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then
+        echo "$python does not run, or is older than Python 3.11, which Perdure needs." >&2
+        exit 1
+    fi
     if [ "$version" != "$wanted" ]; then version=""; fi
 fi
 
