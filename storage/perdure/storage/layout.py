@@ -36,11 +36,13 @@ __all__ = [
     "METADATA_PREFIX",
     "NAMES_PREFIX",
     "OUTPUT_KEY",
+    "OWN_PREFIX",
     "PARENT_KEY",
     "SEED_KEY",
     "STATE_KEY",
     "U64_MAX",
     "WORKFLOW_ID_KEY",
+    "WORKFLOW_PREFIX",
     "WORKFLOW_TYPE_KEY",
     "NumberDecodeError",
     "NumberEncodeError",
@@ -55,6 +57,7 @@ __all__ = [
     "metadata_key",
     "name_key",
     "parse_dedup_key",
+    "parse_detail_key",
     "parse_entry_key",
     "parse_message_key",
     "parse_metadata_key",
@@ -82,6 +85,12 @@ HISTORY_PREFIX: Final = pack((_HISTORY,))
 
 METADATA_PREFIX: Final = pack((_METADATA,))
 """Entry metadata, by entry id; values are versioned BARE."""
+
+WORKFLOW_PREFIX: Final = pack((_WORKFLOW,))
+"""Before the workflow's own fields."""
+
+OWN_PREFIX: Final = pack((_OWN,))
+"""Before the fields that Perdure adds."""
 
 MAILBOX_PREFIX: Final = pack((_MAILBOX,))
 """Waiting messages, by sequence; values are versioned BARE."""
@@ -245,6 +254,15 @@ def parse_dedup_key(key: bytes) -> str:
         KeyDecodeError: It is another key.
     """
     return _text(_single(key, _DEDUP, "deduplication"), key)
+
+
+def parse_detail_key(key: bytes) -> str:
+    """The entry id in a key of details.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    return _text(_single(key, _DETAIL, "detail"), key)
 
 
 def encode_u64(value: int) -> bytes:

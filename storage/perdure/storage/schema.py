@@ -1,4 +1,6 @@
-"""What is on disk: history entries, their metadata and mailbox messages, as structs and as versioned BARE.
+"""What is on disk: history entries, their metadata and mailbox messages, as versioned BARE.
+
+The structs themselves are in `entries` and are exported from here too, so that one import serves both.
 
 1. A value is a little-endian u16 schema version (1), then the BARE struct. A newer version is refused with
    `SchemaVersionError`; guessing at it would corrupt history on the next write.
@@ -14,18 +16,42 @@ alternative, the general reader for steps as well, took twice as long to replay 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from perdure.storage.bare import BareEncodeError, Reader, Writer
+from perdure.storage.entries import (
+    KIND_NAMES,
+    U32_MAX,
+    Branch,
+    BranchStatus,
+    Entry,
+    EntryKind,
+    EntryMetadata,
+    EntryStatus,
+    JoinEntry,
+    Location,
+    LoopEntry,
+    LoopIteration,
+    MailboxMessage,
+    MessageEntry,
+    RaceEntry,
+    RemovedEntry,
+    RollbackCheckpointEntry,
+    Segment,
+    SleepEntry,
+    SleepState,
+    StepEntry,
+    VersionCheckEntry,
+)
 from perdure.storage.errors import DecodeError
 
 __all__ = [
     "KIND_NAMES",
     "SCHEMA_VERSION",
+    "U32_MAX",
     "Branch",
     "BranchStatus",
     "Entry",
@@ -58,252 +84,12 @@ __all__ = [
 SCHEMA_VERSION: Final = 1
 """The version of every struct in this module. Stored on disk; never change or reuse."""
 
-U32_MAX: Final = 2**32 - 1
-
 
 class SchemaVersionError(DecodeError):
     """A value was written by a newer Perdure; upgrade Perdure to read it."""
 
     found: int = 0
     supported: int = SCHEMA_VERSION
-
-
-class LoopIteration(NamedTuple):
-    """A segment of a location: one iteration (0 to 2**32 - 1) of the loop whose name has this index."""
-
-    loop: int
-    iteration: int
-
-
-Segment: TypeAlias = int | LoopIteration
-"""One step of a location: the index of a name (0 to 2**32 - 1), or a loop's iteration."""
-
-Location: TypeAlias = tuple[Segment, ...]
-"""Where an entry is in the workflow, from the root down."""
-
-
-class SleepState(IntEnum):
-    """How a sleep stands. Stored on disk; never change or reuse."""
-
-    PENDING = 0
-    COMPLETED = 1
-    INTERRUPTED = 2
-
-
-class BranchStatus(IntEnum):
-    """How a branch of a join or race stands. Stored on disk; never change or reuse."""
-
-    PENDING = 0
-    RUNNING = 1
-    COMPLETED = 2
-    FAILED = 3
-    CANCELLED = 4
-
-
-class EntryStatus(IntEnum):
-    """How a step or loop stands. Stored on disk; never change or reuse."""
-
-    PENDING = 0
-    RUNNING = 1
-    COMPLETED = 2
-    FAILED = 3
-    EXHAUSTED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class StepEntry:
-    """A step's outcome.
-
-    Attributes:
-        output: CBOR of what it returned; `None` when it returned nothing or has no result yet (its metadata tells).
-        error: `ClassName: message` of its last failure.
-    """
-
-    output: bytes | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoopEntry:
-    """A loop's progress.
-
-    Attributes:
-        state: CBOR of the state that the next iteration starts with.
-        iteration: Number of that iteration, 0 to 2**32 - 1.
-        output: CBOR of the value it broke with, or `None`.
-    """
-
-    state: bytes
-    iteration: int
-    output: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SleepEntry:
-    """A sleep, or the deadline of a queue read.
-
-    Attributes:
-        deadline_ms: When it ends, in milliseconds since the epoch, 0 to 2**64 - 1.
-        state: Whether it has ended, and how.
-    """
-
-    deadline_ms: int
-    state: SleepState = SleepState.PENDING
-
-
-@dataclass(frozen=True, slots=True)
-class MessageEntry:
-    """Part of a queue read: the count of its messages, or one of them.
-
-    Attributes:
-        name: The message's name, or the awaited names and `:count`.
-        body: CBOR of the message, or of the count.
-    """
-
-    name: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackCheckpointEntry:
-    """The place from which steps may carry rollback handlers."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """One branch of a join or race.
-
-    Attributes:
-        status: How it stands.
-        output: CBOR of what it returned, or `None`.
-        error: `ClassName: message` of its failure, or `None`.
-    """
-
-    status: BranchStatus = BranchStatus.PENDING
-    output: bytes | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JoinEntry:
-    """A join: its branches by name, in the order they were given."""
-
-    branches: dict[str, Branch]
-
-
-@dataclass(frozen=True, slots=True)
-class RaceEntry:
-    """A race: the winning branch's name, if there is one yet, and its branches in the order they were given."""
-
-    winner: str | None
-    branches: dict[str, Branch]
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedEntry:
-    """A place whose code was removed.
-
-    Attributes:
-        original_type: What was there, one of the names in `KIND_NAMES`.
-        original_name: What it was called, or `None`.
-    """
-
-    original_type: str
-    original_name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class VersionCheckEntry:
-    """A version decision: the version this workflow keeps, and the latest when it was made; 0 to 2**32 - 1 each."""
-
-    resolved: int
-    latest: int
-
-
-EntryKind: TypeAlias = (
-    StepEntry
-    | LoopEntry
-    | SleepEntry
-    | MessageEntry
-    | RollbackCheckpointEntry
-    | JoinEntry
-    | RaceEntry
-    | RemovedEntry
-    | VersionCheckEntry
-)
-"""What an entry records."""
-
-KIND_NAMES: Final[dict[type, str]] = {
-    StepEntry: "step",
-    LoopEntry: "loop",
-    SleepEntry: "sleep",
-    MessageEntry: "message",
-    RollbackCheckpointEntry: "rollback_checkpoint",
-    JoinEntry: "join",
-    RaceEntry: "race",
-    RemovedEntry: "removed",
-    VersionCheckEntry: "version_check",
-}
-"""The name of each kind, in the order of their union tags. Stored on disk; never change or reuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One recorded effect of a workflow.
-
-    Attributes:
-        id: Unique in the workflow.
-        location: Where it is; also its key.
-        kind: What it records.
-    """
-
-    id: str
-    location: Location
-    kind: EntryKind
-
-
-@dataclass(slots=True)
-class EntryMetadata:
-    """The course of a step or loop. Mutable, because the engine updates it in place between flushes.
-
-    Attributes:
-        status: How it stands.
-        error: `ClassName: message` of the last failure, or `None`.
-        attempts: How often it was tried, 0 to 2**32 - 1.
-        last_attempt_at_ms: When it was last tried, in milliseconds since the epoch; 0 lets a retry run at once.
-        created_at_ms: When the entry was made.
-        completed_at_ms: When it completed, or `None`.
-        rollback_completed_at_ms: When its rollback handler completed, or `None`.
-        rollback_error: `ClassName: message` of the rollback handler's failure, or `None`.
-    """
-
-    status: EntryStatus = EntryStatus.PENDING
-    error: str | None = None
-    attempts: int = 0
-    last_attempt_at_ms: int = 0
-    created_at_ms: int = 0
-    completed_at_ms: int | None = None
-    rollback_completed_at_ms: int | None = None
-    rollback_error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MailboxMessage:
-    """A message that waits in the mailbox.
-
-    Attributes:
-        id: Unique in the workflow; what deduplication goes by.
-        name: What queue reads select by.
-        body: CBOR of what was sent.
-        sent_at_ms: When it was sent, in milliseconds since the epoch.
-    """
-
-    id: str
-    name: str
-    body: bytes
-    sent_at_ms: int
 
 
 # Union tags of entry kinds: stored on disk; never change or reuse.
@@ -316,7 +102,6 @@ _JOIN: Final = 5
 _RACE: Final = 6
 _REMOVED: Final = 7
 _VERSION_CHECK: Final = 8
-_KIND_COUNT: Final = 9
 
 # Union tags of location segments: stored on disk; never change or reuse.
 _NAME_SEGMENT: Final = 0
@@ -394,7 +179,7 @@ def decode_entry(data: bytes) -> Entry:
             if len(data) == end + 1 and data[end] == 0:
                 return Entry(entry_id, location, StepEntry(data[offset + 3 : end]))
         reader = Reader(data, offset)
-    kind = _read_kind(reader)
+    kind = _KIND_READERS[reader.tag(len(_KIND_READERS))](reader)
     reader.finish()
     return Entry(entry_id, location, kind)
 
@@ -582,28 +367,6 @@ def _write_kind(writer: Writer, kind: EntryKind) -> None:
             writer.u32(kind.latest)
 
 
-def _read_kind(reader: Reader) -> EntryKind:
-    match reader.tag(_KIND_COUNT):
-        case 0:
-            return StepEntry(reader.optional(reader.data), reader.optional(reader.string))
-        case 1:
-            return LoopEntry(reader.data(), reader.u32(), reader.optional(reader.data))
-        case 2:
-            return SleepEntry(reader.u64(), _SLEEP_STATES[reader.tag(len(_SLEEP_STATES))])
-        case 3:
-            return MessageEntry(reader.string(), reader.data())
-        case 4:
-            return RollbackCheckpointEntry(reader.string())
-        case 5:
-            return JoinEntry(_read_branches(reader))
-        case 6:
-            return RaceEntry(reader.optional(reader.string), _read_branches(reader))
-        case 7:
-            return RemovedEntry(reader.string(), reader.optional(reader.string))
-        case _:
-            return VersionCheckEntry(reader.u32(), reader.u32())
-
-
 def _write_branches(writer: Writer, branches: dict[str, Branch]) -> None:
     writer.list_len(len(branches))
     for name, branch in branches.items():
@@ -622,3 +385,16 @@ def _read_branches(reader: Reader) -> dict[str, Branch]:
         status = _BRANCH_STATUSES[reader.tag(len(_BRANCH_STATUSES))]
         branches[name] = Branch(status, reader.optional(reader.data), reader.optional(reader.string))
     return branches
+
+
+_KIND_READERS: Final[dict[int, Callable[[Reader], EntryKind]]] = {
+    _STEP: lambda r: StepEntry(r.optional(r.data), r.optional(r.string)),
+    _LOOP: lambda r: LoopEntry(r.data(), r.u32(), r.optional(r.data)),
+    _SLEEP: lambda r: SleepEntry(r.u64(), _SLEEP_STATES[r.tag(len(_SLEEP_STATES))]),
+    _MESSAGE: lambda r: MessageEntry(r.string(), r.data()),
+    _ROLLBACK_CHECKPOINT: lambda r: RollbackCheckpointEntry(r.string()),
+    _JOIN: lambda r: JoinEntry(_read_branches(r)),
+    _RACE: lambda r: RaceEntry(r.optional(r.string), _read_branches(r)),
+    _REMOVED: lambda r: RemovedEntry(r.string(), r.optional(r.string)),
+    _VERSION_CHECK: lambda r: VersionCheckEntry(r.u32(), r.u32()),
+}
