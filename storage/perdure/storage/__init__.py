@@ -1,1 +1,74 @@
-"""TBD."""
+"""The bytes of Perdure: keys, codecs, values, drivers and stores. Knows nothing of workflows.
+
+A driver keeps the namespace of one workflow; a store keeps many, and a catalog of them.
+"""
+
+from perdure.storage import layout
+from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver
+from perdure.storage.errors import (
+    BatchRefusedError,
+    CommitUnknownError,
+    CorruptStoreError,
+    DecodeError,
+    DriverClosedError,
+    EncodeError,
+    FormatVersionError,
+    NamespaceNotFoundError,
+    PerdureError,
+    StorageError,
+    StoreBusyError,
+    StoreLockedError,
+    UnsupportedFileSystemError,
+    ValueTooLargeError,
+)
+from perdure.storage.memory import MemoryDriver
+from perdure.storage.split import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES, commit_batch
+from perdure.storage.store import CatalogRow, Store
+from perdure.storage.values import (
+    ErrorValue,
+    OversizedValueError,
+    TaggedValue,
+    ValueDecodeError,
+    ValueEncodeError,
+    ValueTooDeepError,
+    decode_value,
+    encode_value,
+    round_trip,
+)
+
+__all__ = [
+    "AlarmChange",
+    "Batch",
+    "BatchRefusedError",
+    "CatalogRow",
+    "CommitUnknownError",
+    "CorruptStoreError",
+    "DecodeError",
+    "Driver",
+    "DriverClosedError",
+    "EncodeError",
+    "ErrorValue",
+    "FormatVersionError",
+    "MAX_KV_BATCH_ENTRIES",
+    "MAX_KV_BATCH_PAYLOAD_BYTES",
+    "MemoryDriver",
+    "NamespaceNotFoundError",
+    "OversizedValueError",
+    "PerdureError",
+    "StorageError",
+    "Store",
+    "StoreBusyError",
+    "StoreLockedError",
+    "TaggedValue",
+    "UnsupportedFileSystemError",
+    "VALUE_BYTES_MAX",
+    "ValueDecodeError",
+    "ValueEncodeError",
+    "ValueTooDeepError",
+    "ValueTooLargeError",
+    "commit_batch",
+    "decode_value",
+    "encode_value",
+    "layout",
+    "round_trip",
+]

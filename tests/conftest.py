@@ -1,0 +1,40 @@
+"""Fixtures of every test: a clock that jumps, the run mode, and a namespace on each driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import DriverKind, Namespace
+from hypothesis import settings
+
+from perdure.workflow import RunMode
+
+# Two workers share two cores: a deadline would measure the neighbour.
+settings.register_profile("perdure", deadline=None)
+settings.load_profile("perdure")
+
+
+@pytest.fixture(params=["yield", "live"])
+def mode(request: pytest.FixtureRequest) -> RunMode:
+    """The run mode; a test that takes it runs in both."""
+    return request.param
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def driver_kind(request: pytest.FixtureRequest) -> DriverKind:
+    """The driver; a test that takes it runs on both."""
+    return request.param
+
+
+@pytest.fixture
+def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> Callable[[], Namespace]:
+    """Makes empty namespaces on the driver under test."""
+    return lambda: Namespace(driver_kind, tmp_path)
+
+
+@pytest.fixture
+def namespace(make_namespace: Callable[[], Namespace]) -> Namespace:
+    """An empty namespace on the driver under test."""
+    return make_namespace()

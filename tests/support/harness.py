@@ -1,0 +1,385 @@
+"""What the engine's tests share: namespaces that survive a restart, a host for either mode, and crashes at every write.
+
+1. A `Namespace` is the bytes of one workflow; `restart` is the death of the process: the driver in use goes dead first, so
+   that nothing that still unwinds reaches the bytes, and a new driver is opened on them.
+2. A `Host` does for one workflow what a process would, in yield or in live mode, in virtual time. `stop` is the common
+   ground of both: run until the workflow has ended or waits.
+3. `crashes` runs a scenario once without a crash, counts its writes, and again for every write with the process dying
+   just before it and just after it; explored equals counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+import trio.testing
+
+from perdure.storage import Batch, Driver, DriverClosedError, MemoryDriver
+from perdure.storage.sqlite import SqliteDriver
+from perdure.workflow import (
+    Context,
+    RunMode,
+    TrioClock,
+    Uuid7Generator,
+    WorkflowFailedError,
+    WorkflowHandle,
+    WorkflowResult,
+    WorkflowSnapshot,
+    WorkflowState,
+    load_snapshot,
+    run_workflow,
+    send_message,
+    start_workflow,
+)
+from perdure.workflow.activation import Activation
+
+_numbers = count()
+
+DriverKind = Literal["memory", "sqlite"]
+Function = Callable[[Context, Any], Awaitable[Any]]
+
+
+class SimulatedCrashError(BaseException):
+    """The process died here. A `BaseException`: nothing in the engine or in a workflow may handle it as an error."""
+
+
+class CrashingDriver:
+    """A driver that counts writes and can die before or after one of them; dead, it lets nothing through."""
+
+    def __init__(self, inner: Driver) -> None:
+        self.inner = inner
+        self.writes = 0
+        self.is_dead = False
+        self.die_at: tuple[int, Literal["before", "after"]] | None = None
+        self.batches: list[Batch] = []
+
+    @property
+    def atomic_batch(self) -> bool:
+        return self.inner.atomic_batch
+
+    @property
+    def value_bytes_max(self) -> int:
+        return self.inner.value_bytes_max
+
+    def die(self) -> None:
+        """From here on nothing reaches the bytes."""
+        self.is_dead = True
+
+    def _check(self) -> None:
+        if self.is_dead:
+            raise SimulatedCrashError
+
+    async def _write(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._check()
+        if self.die_at == (self.writes, "before"):
+            self.die()
+            raise SimulatedCrashError
+        await write()
+        self.writes += 1
+        if self.die_at == (self.writes - 1, "after"):
+            self.die()
+            raise SimulatedCrashError
+
+    async def get(self, key: bytes) -> bytes | None:
+        self._check()
+        return await self.inner.get(key)
+
+    async def list(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        self._check()
+        return await self.inner.list(prefix)
+
+    async def set(self, key: bytes, value: bytes) -> None:
+        await self._write(lambda: self.inner.set(key, value))
+
+    async def delete(self, key: bytes) -> None:
+        await self._write(lambda: self.inner.delete(key))
+
+    async def delete_prefix(self, prefix: bytes) -> None:
+        await self._write(lambda: self.inner.delete_prefix(prefix))
+
+    async def delete_range(self, start: bytes, end: bytes) -> None:
+        await self._write(lambda: self.inner.delete_range(start, end))
+
+    async def batch(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        await self._write(lambda: self.inner.batch(batch))
+
+    async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
+        await self._write(lambda: self.inner.set_alarm(workflow_id, wake_at_ms))
+
+    async def get_alarm(self, workflow_id: str) -> int | None:
+        self._check()
+        return await self.inner.get_alarm(workflow_id)
+
+    async def clear_alarm(self, workflow_id: str) -> None:
+        await self._write(lambda: self.inner.clear_alarm(workflow_id))
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class Namespace:
+    """The bytes of one workflow, in memory or in a SQLite file."""
+
+    def __init__(self, kind: DriverKind, directory: Path) -> None:
+        self.kind = kind
+        self._path = directory / f"workflow-{next(_numbers)}.sqlite"
+        self._data: dict[bytes, bytes] = {}
+        self._driver: CrashingDriver | None = None
+        self.writes = 0
+
+    @property
+    def path(self) -> Path:
+        """The SQLite file."""
+        return self._path
+
+    async def driver(self) -> CrashingDriver:
+        """The driver in use, opened if there is none."""
+        if self._driver is None:
+            inner: Driver
+            if self.kind == "memory":
+                inner = MemoryDriver(self._data)
+            else:
+                inner = await SqliteDriver.open(self._path, create=not self._path.exists(), commit_in="inline")
+            self._driver = CrashingDriver(inner)
+        return self._driver
+
+    async def restart(self) -> CrashingDriver:
+        """The process dies, and another opens the namespace."""
+        await self.close()
+        return await self.driver()
+
+    async def close(self) -> None:
+        """Let nothing through any more, and close."""
+        if self._driver is not None:
+            self.writes += self._driver.writes
+            self._driver.die()
+            await self._driver.inner.aclose()
+            self._driver = None
+
+    async def dump(self) -> dict[bytes, bytes]:
+        """All pairs."""
+        return dict(await (await self.driver()).list(b""))
+
+    async def snapshot(self) -> WorkflowSnapshot:
+        """What is stored."""
+        return await load_snapshot(await self.driver())
+
+
+class MovableClock(TrioClock):
+    """Virtual wall-clock time that can also be set, like the clock of a machine; waits look again when it is."""
+
+    def __init__(self, epoch_ms: int = 1_700_000_000_000) -> None:
+        super().__init__(epoch_ms)
+        self._offset_ms = 0
+        self._moved = trio.Event()
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._offset_ms
+
+    def move(self, seconds: float) -> None:
+        """Set the clock forward, or back with a negative number."""
+        self._offset_ms += round(seconds * 1000)
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def wait_until_ms(self, deadline_ms: int) -> None:
+        await trio.lowlevel.checkpoint()
+        while (remaining_ms := deadline_ms - self.now_ms()) > 0:
+            with trio.move_on_after(remaining_ms / 1000):
+                await self._moved.wait()
+
+
+@dataclass
+class Host:
+    """Runs one workflow as a process would; use it with `async with`."""
+
+    namespace: Namespace
+    mode: RunMode
+    workflow_id: str = "workflow-1"
+    clock: MovableClock = field(default_factory=MovableClock)
+    seed: int = 1
+    handle: WorkflowHandle | None = None
+    _nursery: trio.Nursery | None = None
+    _manager: Any = None
+
+    def ids(self) -> Uuid7Generator:
+        self.seed += 1
+        return Uuid7Generator(self.clock, random.Random(self.seed))
+
+    async def __aenter__(self) -> Host:
+        self._manager = trio.open_nursery()
+        self._nursery = await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        assert self._nursery is not None
+        if self.namespace._driver is not None:
+            self.namespace._driver.die()
+        self._nursery.cancel_scope.cancel()
+        try:
+            await self._manager.__aexit__(*error)
+        except BaseExceptionGroup as group:
+            _, rest = group.split(SimulatedCrashError)
+            if rest is not None:
+                raise
+        finally:
+            await self.namespace.close()
+
+    async def stop(self, fn: Function, input: object = None) -> WorkflowResult:
+        """Run until the workflow ended or waits; raises what `run_workflow` raises."""
+        driver = await self.namespace.driver()
+        if self.mode == "yield":
+            return await run_workflow(self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids())
+        assert self._nursery is not None
+        if self.handle is None:
+            self.handle = await start_workflow(
+                self._nursery, self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids()
+            )
+        return await self._settled()
+
+    async def _settled(self) -> WorkflowResult:
+        assert self.handle is not None
+        await trio.testing.wait_all_tasks_blocked()
+        activation: Activation = self.handle._activation  # type: ignore[attr-defined]
+        if activation.is_running and activation.closing is None:
+            wait = activation.waiting
+            sleep_until = None if wait is None or wait.deadline_ms is None else wait.deadline_ms / 1000
+            names = () if wait is None else wait.names
+            waiting = ("*",) if names is None else (tuple(sorted(names)) or None)
+            return WorkflowResult(activation.history.state, None, sleep_until, waiting)
+        return WorkflowResult(WorkflowState.COMPLETED, await self.handle.result())
+
+    async def restart(self) -> None:
+        """The process dies here: whatever unwinds reaches nothing, and the namespace is opened anew."""
+        if self.namespace._driver is not None:
+            self.namespace._driver.die()
+        if self._nursery is not None and self.handle is not None:
+            self.handle._activation._cancel_scope.cancel()  # type: ignore[attr-defined]
+            with trio.CancelScope(shield=True):
+                await self.handle._stopped.wait()  # type: ignore[attr-defined]
+        self.handle = None
+        await self.namespace.restart()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass (under a `MockClock`)."""
+        await trio.sleep(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def send(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """Send a message, to the running workflow or into its namespace."""
+        if self.handle is not None:
+            await self.handle.message(name, body, id=id)
+        else:
+            await send_message(await self.namespace.driver(), name, body, id=id, clock=self.clock)
+
+    async def finish(self, fn: Function, input: object = None) -> Any:
+        """Run to the end, letting time pass where the workflow sleeps; returns its output."""
+        while True:
+            result = await self.stop(fn, input)
+            if result.state is WorkflowState.COMPLETED:
+                return result.output
+            if result.sleep_until is None:
+                raise AssertionError(f"the workflow waits for {result.waiting_for_messages}, which nobody sends")
+            await self.advance(max(0.0, result.sleep_until - self.clock.now_ms() / 1000))
+
+    async def control(self, action: Literal["wake", "cancel", "recover"]) -> None:
+        """Do to the workflow what its handle does, running or not."""
+        if self.handle is not None:
+            await getattr(self.handle, action)()
+            return
+        activation = await Activation.load(self.workflow_id, await self.namespace.driver(), clock=self.clock)
+        await getattr(activation, action)()
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Where a process is to die: at its n-th write (from 0), before or after it is durable."""
+
+    write: int
+    when: Literal["before", "after"]
+
+
+@dataclass
+class Exploration:
+    """What `crashes` counted and explored."""
+
+    counted: int
+    explored: list[Crash]
+
+
+async def crashes(
+    scenario: Callable[[Namespace], Awaitable[Any]],
+    make_namespace: Callable[[], Namespace],
+    check: Callable[[Any, Namespace, Crash | None], Awaitable[None]],
+) -> Exploration:
+    """Run a scenario without a crash, then with one before and after each of its writes, and check each end.
+
+    Args:
+        scenario: Runs a workflow on a namespace to its end and returns what is to be checked. It is called again after a
+            crash, on the same bytes, and must carry on as a new process would.
+        make_namespace: Makes an empty namespace.
+        check: Looks at what the scenario returned and at the namespace; raises if it is not right.
+    """
+    namespace = make_namespace()
+    outcome = await scenario(namespace)
+    await check(outcome, namespace, None)
+    counted = namespace.writes + (namespace._driver.writes if namespace._driver else 0)
+    await namespace.close()
+    explored: list[Crash] = []
+    for write in range(counted):
+        for when in ("before", "after"):
+            crash = Crash(write, when)
+            namespace = make_namespace()
+            driver = await namespace.driver()
+            driver.die_at = (write, when)
+            died = False
+            try:
+                outcome = await scenario(namespace)
+            except BaseException as error:
+                if not _is_crash(error):
+                    raise
+                died = True
+            assert died or driver.is_dead, f"{crash} was never reached"
+            await namespace.restart()
+            outcome = await scenario(namespace)
+            await check(outcome, namespace, crash)
+            await namespace.close()
+            explored.append(crash)
+    assert len(explored) == 2 * counted, "explored equals counted"
+    return Exploration(counted, explored)
+
+
+def _is_crash(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_crash(part) for part in error.exceptions)
+    return isinstance(error, SimulatedCrashError | DriverClosedError)
+
+
+@asynccontextmanager
+async def host(namespace: Namespace, mode: RunMode, **options: Any) -> AsyncIterator[Host]:
+    """A `Host` whose end is an ordinary exit of its nursery."""
+    async with Host(namespace, mode, **options) as running:
+        yield running
+
+
+__all__ = [
+    "Crash",
+    "CrashingDriver",
+    "DriverKind",
+    "Exploration",
+    "Host",
+    "MovableClock",
+    "Namespace",
+    "SimulatedCrashError",
+    "WorkflowFailedError",
+    "crashes",
+    "host",
+]

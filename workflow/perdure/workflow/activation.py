@@ -1,0 +1,499 @@
+"""One workflow in memory: its history, its mailbox, and the run of its function.
+
+1. An activation is the only writer of its namespace while it lives. Everything that changes the workflow, from inside
+   (operations) or outside (message, wake, cancel, recover), changes `history` here and commits.
+2. It is closed once, for one reason (`Closing`); from then on the context is sealed, and what the function returns or
+   raises is discarded. A stronger reason replaces a weaker one.
+3. Yield mode is live mode that closes (`PARKED`) once every live branch is parked and that is durable. So both modes
+   write the same history.
+4. An error of the storage is not an outcome of the workflow: it closes the activation, and whoever runs it gets the error.
+5. `state` is durable as `running` before the first new step function of an activation, with the count of activations
+   that recorded nothing; recording, parking, eviction and shutdown clear the count. So a crash loop ends (promise 9).
+6. In every durable state something brings a workflow back: it is `pending` or `running` (recovered at start), or it is
+   `sleeping` with its alarm armed, or it waits for a message, whose arrival activates it. Hence the batch that takes a
+   message or ends a sleep also sets `running`.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from perdure.storage import Driver, FormatVersionError, decode_value, encode_value
+from perdure.storage.errors import EncodeError, StorageError
+from perdure.storage.schema import EntryMetadata, EntryStatus, MailboxMessage, SleepEntry, SleepState, StepEntry
+from perdure.workflow.checks import check_message_id, check_message_name
+from perdure.workflow.clock import Clock, SystemClock
+from perdure.workflow.committer import Committer
+from perdure.workflow.errors import (
+    CrashLoopError,
+    FaultError,
+    SuspendSignal,
+    UserCancellationError,
+    WorkflowEndedError,
+)
+from perdure.workflow.failures import causes_of, describe, info_to_map
+from perdure.workflow.history import FORMAT_VERSION, History, Node
+from perdure.workflow.ids import IdGenerator, Uuid7Generator
+from perdure.workflow.mailbox import Mailbox
+from perdure.workflow.scope import Scope
+from perdure.workflow.states import WorkflowEvent, WorkflowState
+from perdure.workflow.waits import Parking, Wait, merge
+
+if TYPE_CHECKING:
+    from perdure.workflow.context import Context
+    from perdure.workflow.types import RunMode
+
+__all__ = ["CRASH_LOOP_LIMIT", "USER_OVERHEAD_BYTES", "Activation", "Closing"]
+
+CRASH_LOOP_LIMIT: Final = 10
+"""How many activations in a row may begin a step and record nothing."""
+
+USER_OVERHEAD_BYTES: Final = 4096
+"""What an entry takes beside the user's value, at most: id, location and names."""
+
+_REPLAYS_PER_CHECKPOINT: Final = 64
+
+_log = logging.getLogger("perdure.workflow")
+
+
+class Closing(enum.IntEnum):
+    """Why an activation is over, weakest first."""
+
+    PARKED = 1
+    EVICTED = 2
+    USER_CANCELLED = 3
+    FAULT = 4
+    CANCELLED = 5
+    STORAGE = 6
+
+
+class Activation:
+    """A workflow that is loaded, and perhaps running.
+
+    Attributes:
+        history: What is recorded.
+        mailbox: What waits to be read.
+        closing: Why it is over, or `None` while it is not.
+        waiting: What it waits for, once parked.
+        failure: The exception that failed it, if that happened in this process.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        history: History,
+        mailbox: Mailbox,
+        *,
+        clock: Clock,
+        ids: IdGenerator,
+        step_limiter: trio.CapacityLimiter | None = None,
+    ) -> None:
+        self.driver = driver
+        self.history = history
+        self.mailbox = mailbox
+        self.clock = clock
+        self.ids = ids
+        self.step_limiter = step_limiter
+        self.closing: Closing | None = None
+        self.waiting: Wait | None = None
+        self.failure: BaseException | None = None
+        self.live_branches = 1
+        self.mode: RunMode = "yield"
+        self.is_running = False
+        self._error: BaseException | None = None
+        self._committer = Committer(driver, history.pending)
+        self._cancel_scope = trio.CancelScope()
+        self._parked: dict[Parking, None] = {}
+        self._has_progressed = False
+        self._has_begun_steps = False
+        self._must_commit_before_steps = False
+        self._replays = 0
+
+    @classmethod
+    async def load(
+        cls,
+        workflow_id: str,
+        driver: Driver,
+        *,
+        clock: Clock | None = None,
+        ids: IdGenerator | None = None,
+        step_limiter: trio.CapacityLimiter | None = None,
+    ) -> Activation:
+        """Read a workflow. Writes nothing.
+
+        Raises:
+            FormatVersionError: A newer Perdure wrote it.
+            DecodeError: What is stored is damaged.
+        """
+        clock = clock or SystemClock()
+        ids = ids or Uuid7Generator(clock)
+        history = await History.load(workflow_id, driver)
+        if history.format_version > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"workflow {workflow_id!r} was written in format {history.format_version}; this Perdure knows up to "
+                f"{FORMAT_VERSION}. Upgrade Perdure to run it",
+                found=history.format_version,
+                supported=FORMAT_VERSION,
+            )
+        ids.start_after(history.last_entry_id)
+        mailbox = await Mailbox.load(driver, history.pending)
+        return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter)
+
+    # Creation and storage.
+
+    @property
+    def user_bytes_max(self) -> int:
+        """Largest user value, encoded, in bytes."""
+        return self.driver.value_bytes_max - USER_OVERHEAD_BYTES
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever started in this namespace."""
+        return self.history.input is None
+
+    def create(self, workflow_type: str, input_value: object) -> None:
+        """Begin a new workflow; durable with the next commit.
+
+        Raises:
+            EncodeError: The input cannot be stored.
+        """
+        data = encode_value(input_value, bytes_max=self.user_bytes_max, what="the workflow's input")
+        self.history.create(workflow_type, data, self.ids.random_bytes(16))
+
+    async def commit(self) -> None:
+        """Make everything recorded durable; for operations.
+
+        Raises:
+            SuspendSignal: The storage failed, and the activation is over.
+        """
+        try:
+            await self._committer.commit()
+        except Exception as error:
+            self._close(Closing.STORAGE, error)
+            raise SuspendSignal from error
+
+    async def commit_from_outside(self) -> None:
+        """The same for callers outside of the workflow, who get the storage's error."""
+        try:
+            await self._committer.commit()
+        except Exception as error:
+            self._close(Closing.STORAGE, error)
+            raise
+
+    # Closing.
+
+    def _close(self, reason: Closing, error: BaseException | None = None) -> None:
+        if self.closing is None or reason > self.closing:
+            self.closing = reason
+            self._error = error
+        self._cancel_scope.cancel()
+
+    def fault(self, error: FaultError) -> None:
+        """The code cannot run this workflow: seal the context and write nothing more."""
+        self._close(Closing.FAULT, error)
+
+    def note_cancelled(self, name: str, operation: str) -> None:
+        """An operation was cancelled: if not by us, then by the workflow's own scope, or from outside; `run` tells which."""
+        if self.closing is None:
+            error = UserCancellationError(
+                f"a cancel scope in the workflow's own code ended ctx.{operation}({name!r}, ...); when that happens cannot "
+                "be replayed. Use the timeout= of the operation, or ctx.race with a ctx.sleep",
+                name=name,
+            )
+            self._close(Closing.USER_CANCELLED, error)
+
+    def check_may_record(self) -> None:
+        """An operation in progress has an outcome: is it to be recorded?
+
+        Raises:
+            SuspendSignal: No: nothing is recorded after a fault, a cancellation or a storage error.
+        """
+        if self.closing is not None and self.closing > Closing.EVICTED:
+            raise SuspendSignal
+
+    # What operations tell.
+
+    def progress(self) -> None:
+        """Something was recorded that another run would not have to do again."""
+        self.check_may_record()
+        self._has_progressed = True
+        self.history.set_idle_activations(0)
+        if self.history.state is not WorkflowState.RUNNING:
+            self.history.apply(WorkflowEvent.RUN)
+
+    def hold_steps(self) -> None:
+        """What was just recorded must be durable before a step function runs (a parent before its children)."""
+        self._must_commit_before_steps = True
+
+    async def begin_step(self, *, at_most_once: bool) -> None:
+        """Called before a new step function runs, once what must precede it is recorded."""
+        if not self._has_begun_steps:
+            self._has_begun_steps = True
+            if not self._has_progressed:
+                self.history.set_idle_activations(self.history.idle_activations + 1)
+            if self.history.state is not WorkflowState.RUNNING:
+                self.history.apply(WorkflowEvent.RUN)
+        elif not (at_most_once or self._must_commit_before_steps):
+            return
+        self._must_commit_before_steps = False
+        await self.commit()
+
+    async def replayed(self) -> None:
+        """An operation returned what is recorded. A checkpoint, but not every time, so that replay is quick."""
+        self._replays += 1
+        if self._replays % _REPLAYS_PER_CHECKPOINT == 0:
+            await trio.lowlevel.checkpoint()
+
+    async def park(self, wait: Wait) -> None:
+        """Wait durably. Returns when the wait ended; what was pending at the call is durable then."""
+        self.check_may_record()
+        parking = Parking(wait)
+        self._parked[parking] = None
+        try:
+            if self._is_quiet():
+                self.waiting = merge(parked.wait for parked in self._parked)
+                self.history.apply(WorkflowEvent.PARK)
+                self.history.set_alarm(self.waiting.deadline_ms)
+                self.history.set_idle_activations(0)
+            await self.commit()
+            if self.mode == "yield" and self._is_quiet():
+                self._close(Closing.PARKED)
+            await parking.until_woken(self.clock)
+        finally:
+            del self._parked[parking]
+        if self.history.state is WorkflowState.SLEEPING:
+            self.history.apply(WorkflowEvent.RUN)
+
+    def _is_quiet(self) -> bool:
+        return len(self._parked) == self.live_branches and not any(parking.is_woken for parking in self._parked)
+
+    # What the outside asks for. Each returns once it is durable, whether the function is running or not.
+
+    async def message(self, name: str, body: object, *, message_id: str | None = None) -> None:
+        """Put a message into the mailbox and wake whoever waits for it.
+
+        Raises:
+            WorkflowEndedError: The workflow is terminal.
+            EncodeError: The body cannot be stored.
+        """
+        check_message_name(name)
+        data = encode_value(body, bytes_max=self.user_bytes_max, what=f"the body of message {name!r}")
+        if message_id is not None:
+            check_message_id(message_id)
+            await self.mailbox.load_known_ids(self.driver)
+            if self.mailbox.is_known(message_id):
+                await self.commit_from_outside()  # the first sending may still be on its way to the disk
+                return
+        if self.history.state.is_terminal:
+            raise WorkflowEndedError(
+                f"workflow {self.history.workflow_id!r} is {self.history.state.value} and takes no more messages",
+                workflow_id=self.history.workflow_id,
+                state=self.history.state.value,
+            )
+        message = MailboxMessage(message_id or self.ids.next_id(), name, data, self.clock.now_ms())
+        letter = self.mailbox.write(message, remember=message_id is not None)
+        self._arm_if_dormant()
+        await self.commit_from_outside()
+        self.mailbox.offer(letter)
+        for parking in list(self._parked):
+            if parking.wait.wants(name):
+                parking.wake()
+
+    def _arm_if_dormant(self) -> None:
+        if not self.is_running:
+            now_ms = self.clock.now_ms()
+            alarm_ms = self.history.alarm_ms
+            self.history.set_alarm(now_ms if alarm_ms is None else min(alarm_ms, now_ms))
+
+    async def wake(self) -> None:
+        """End pending sleeps and retry backoffs, in one batch. Without effect where nothing sleeps."""
+        history = self.history
+        if history.state.is_terminal:
+            return
+        version = history.pending.version
+        for node in list(history.open_sleeps.values()):
+            entry = node.entry
+            if entry is not None and isinstance(entry.kind, SleepEntry) and not self._is_queue_deadline(node):
+                history.change(node, SleepEntry(entry.kind.deadline_ms, SleepState.INTERRUPTED))
+        for entry_id, node in list(history.open_retries.items()):
+            metadata = history.metadata(entry_id)
+            if metadata is not None:
+                metadata.last_attempt_at_ms = 0
+                history.put_metadata(node, metadata)
+        if history.pending.version != version:
+            if self.is_running and history.state is WorkflowState.SLEEPING:
+                history.apply(WorkflowEvent.RUN)
+            self._arm_if_dormant()
+        await self.commit_from_outside()
+        for parking in list(self._parked):
+            if parking.wait.wakeable:
+                parking.wake()
+
+    def _is_queue_deadline(self, node: Node) -> bool:
+        entry = node.entry
+        assert entry is not None, "open sleeps are recorded"
+        number = entry.location[-1]
+        name = self.history.names[number] if isinstance(number, int) else ""
+        # A user's own sleep by such a name says so in its detail.
+        return name.endswith(":deadline") and not self.history.detail(entry.id).get("sleep")
+
+    async def cancel(self) -> None:
+        """End the workflow as cancelled, for good. Without effect once it has ended."""
+        if self.history.state.is_terminal:
+            await self.commit_from_outside()
+            return
+        self.history.apply(WorkflowEvent.CANCEL)
+        self.history.set_alarm(None)
+        self.history.set_idle_activations(0)
+        self._close(Closing.CANCELLED)
+        await self.commit_from_outside()
+
+    def evict(self) -> None:
+        """Make the function unwind; what is recorded stays, and the workflow can be run again elsewhere."""
+        self._close(Closing.EVICTED)
+
+    async def recover(self) -> bool:
+        """Make a failed workflow runnable again: the entries that failed it run again, with fresh counts.
+
+        Returns:
+            Whether it was failed; otherwise nothing changes.
+        """
+        history = self.history
+        if history.state is not WorkflowState.FAILED:
+            return False
+        causes = set(history.failure_causes)
+        for node in history.root.walk():
+            entry = node.entry
+            if entry is None or not isinstance(entry.kind, StepEntry):
+                continue
+            metadata = history.metadata(entry.id)
+            if metadata is None or metadata.status is not EntryStatus.EXHAUSTED:
+                continue
+            # The reference engine does not say what failed the workflow: there, every exhausted step may have.
+            if entry.id in causes or (not causes and history.format_version == 0):
+                history.change(node, StepEntry(None, None))
+                history.put_metadata(node, EntryMetadata(created_at_ms=metadata.created_at_ms))
+                history.delete_detail(entry.id)
+        history.clear_error()
+        history.set_idle_activations(0)
+        history.apply(WorkflowEvent.RECOVER)
+        self._arm_if_dormant()
+        await self.commit_from_outside()
+        return True
+
+    # The run.
+
+    async def run(self, function: Callable[[Context, Any], Awaitable[Any]], *, mode: RunMode) -> None:
+        """Run the function until it ends, parks (in yield mode) or is closed; `history.state` says where it stands then.
+
+        Cancellation from outside is an eviction.
+
+        Raises:
+            FaultError: The code cannot run this workflow; its state is unchanged.
+            StorageError: The storage failed; what it holds has to be read again.
+        """
+        from perdure.workflow.context import Context
+
+        if self.history.state.is_terminal:
+            return
+        self.mode = mode
+        self.is_running = True
+        scope = Scope(self, (), self.history.root)
+        value: object = None
+        error: BaseException | None = None
+        try:
+            if self.history.idle_activations >= CRASH_LOOP_LIMIT:
+                await self._end_crash_loop()
+                return
+            input_value = decode_value(self.history.input) if self.history.input is not None else None
+            with self._cancel_scope:
+                try:
+                    value = await function(Context(scope), input_value)
+                except SuspendSignal:
+                    assert self.closing is not None, "only a closed context raises the signal"
+                except Exception as raised:
+                    error = raised
+                except BaseExceptionGroup as group:
+                    # Not an outcome: either we closed, and signals came out of the user's nursery, or the process is ending.
+                    _, rest = group.split((SuspendSignal, Exception))
+                    if rest is not None:
+                        raise rest from None
+            await self._finish(scope, value, error)
+        except BaseException:
+            if self.closing is None:
+                self._close(Closing.EVICTED)
+            await self._leave()
+            raise
+        finally:
+            self.is_running = False
+
+    async def _end_crash_loop(self) -> None:
+        count = self.history.idle_activations
+        await self._fail(
+            CrashLoopError(
+                f"the workflow was activated {count} times without recording anything, so a step seems to end the process "
+                "each time; mend it, then call recover()"
+            )
+        )
+
+    async def _finish(self, scope: Scope, value: object, error: BaseException | None) -> None:
+        if self.closing is Closing.USER_CANCELLED:
+            await trio.lowlevel.checkpoint_if_cancelled()  # cancelled from outside after all: an eviction
+        match self.closing:
+            case None:
+                try:
+                    scope.close(cause=error)
+                except FaultError as fault:
+                    self.fault(fault)
+                    raise
+                await self._end(value, error)
+            case Closing.PARKED | Closing.CANCELLED:
+                pass
+            case Closing.EVICTED:
+                await self._leave()
+            case Closing.FAULT | Closing.USER_CANCELLED | Closing.STORAGE:
+                assert self._error is not None, "these reasons come with an error"
+                raise self._error
+
+    async def _end(self, value: object, error: BaseException | None) -> None:
+        if error is None:
+            try:
+                data = None
+                if value is not None:
+                    data = encode_value(value, bytes_max=self.user_bytes_max, what="the workflow's result")
+            except EncodeError as unencodable:
+                error = unencodable
+            else:
+                self.history.apply(WorkflowEvent.COMPLETE)
+                self.history.set_output(data)
+        if error is not None:
+            await self._fail(error)
+            return
+        self.history.set_alarm(None)
+        self.history.set_idle_activations(0)
+        await self.commit_from_outside()
+
+    async def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.history.apply(WorkflowEvent.FAIL)
+        self.history.set_error(encode_value(info_to_map(describe(error))), causes_of(error))
+        self.history.set_alarm(None)
+        self.history.set_idle_activations(0)
+        await self.commit_from_outside()
+
+    async def _leave(self) -> None:
+        """Leave a workflow that goes on elsewhere: keep what was recorded, and do not count this as a crash."""
+        if self.closing is not Closing.EVICTED and self.closing is not Closing.USER_CANCELLED:
+            return
+        self.history.set_idle_activations(0)
+        try:
+            await self._committer.commit()
+        except StorageError as error:
+            _log.warning(
+                "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, error
+            )

@@ -1,0 +1,138 @@
+"""Checks of arguments: at once, typed, and saying what to write instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final, cast
+
+from perdure.workflow.errors import InvalidArgumentError
+
+__all__ = [
+    "NAME_BYTES_MAX",
+    "check_count",
+    "check_duration",
+    "check_function",
+    "check_message_name",
+    "check_message_names",
+    "check_name",
+    "check_when_ms",
+    "check_workflow_id",
+    "ms_ceil",
+]
+
+NAME_BYTES_MAX: Final = 512
+"""Longest name of an entry or a message, in bytes of UTF-8."""
+
+_U64_MAX: Final = 2**64 - 1
+_U32_MAX: Final = 2**32 - 1
+
+
+def _check_text(text: object, what: str, example: str, bytes_max: int | None) -> str:
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"{what} must be text, not {type(text).__name__}; write for example {example}")
+    if not text:
+        raise InvalidArgumentError(f"{what} must not be empty; write for example {example}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(
+            f"{what} {text[:80]!a} holds a lone surrogate and cannot be stored; decode the bytes that it came from properly"
+        ) from None
+    if bytes_max is not None and size > bytes_max:
+        raise InvalidArgumentError(
+            f"{what} {text[:40]!r}... takes {size} bytes of UTF-8, more than the {bytes_max} allowed; shorten it"
+        )
+    return text
+
+
+def check_name(name: object, operation: str) -> str:
+    """An entry's name: non-empty text of at most 512 bytes."""
+    return _check_text(name, f"the name given to {operation}", f'ctx.{operation}("charge-card", ...)', NAME_BYTES_MAX)
+
+
+def check_message_name(name: object) -> str:
+    """A message's name: non-empty text of at most 512 bytes."""
+    return _check_text(name, "a message's name", 'message("shipment-confirmed", body)', NAME_BYTES_MAX)
+
+
+def check_message_id(message_id: object) -> str:
+    """A sender's message id: non-empty text of at most 512 bytes."""
+    return _check_text(message_id, "a message's id", 'id="evt-1" (or leave it out)', NAME_BYTES_MAX)
+
+
+def check_workflow_id(workflow_id: object) -> str:
+    """A workflow's id: any non-empty text."""
+    return _check_text(workflow_id, "a workflow's id", '"order-123"', None)
+
+
+def check_message_names(names: object) -> tuple[str, ...] | None:
+    """The names a queue read waits for, without repetition, in order; `None` is any."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidArgumentError(f'names= takes a list of message names, not {names!r}; write names=["{names}"]')
+    checked = tuple(dict.fromkeys(check_message_name(name) for name in cast("Iterable[object]", names)))
+    if not checked:
+        raise InvalidArgumentError("names= is empty; name at least one message, or leave it out to take any")
+    return checked
+
+
+def ms_ceil(seconds: float) -> int:
+    """Whole milliseconds, rounded up, so that no wait is shorter than asked for."""
+    # Rounding to a microsecond first keeps 0.1 s at 100 ms: 0.1 * 1000 is a little more than 100 for some floats.
+    return math.ceil(round(seconds * 1000, 3))
+
+
+def check_duration(seconds: object, what: str, example: str) -> float:
+    """A finite duration of at least 0 seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidArgumentError(f"{what} must be a number of seconds, not {type(seconds).__name__}; write {example}")
+    value = float(seconds)
+    if not math.isfinite(value) or value < 0 or value > _U64_MAX / 2000:
+        raise InvalidArgumentError(
+            f"{what} must be a finite number of seconds, 0 or more, not {seconds!r}; write {example}"
+        )
+    return value
+
+
+def check_count(count: object, what: str, *, least: int, example: str) -> int:
+    """A whole number from `least` to 2**32 - 1."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise InvalidArgumentError(f"{what} must be a whole number, not {count!r}; write {example}")
+    if not least <= count <= _U32_MAX:
+        raise InvalidArgumentError(f"{what} must be from {least} to {_U32_MAX}, not {count}; write {example}")
+    return count
+
+
+def check_when_ms(when: object, operation: str) -> int:
+    """A time as milliseconds since the epoch, from seconds since the epoch or an aware `datetime`."""
+    example = f'ctx.{operation}("deadline", datetime(2030, 1, 1, tzinfo=timezone.utc))'
+    if isinstance(when, datetime):
+        if when.utcoffset() is None:
+            raise InvalidArgumentError(f"{when!r} has no timezone, so it names no moment; write {example}")
+        seconds: object = when.timestamp()
+    else:
+        seconds = when
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidArgumentError(
+            f"the time must be seconds since the epoch or an aware datetime, not {type(when).__name__}; write {example}"
+        )
+    if not math.isfinite(seconds) or seconds < 0 or seconds > _U64_MAX / 1000:
+        raise InvalidArgumentError(f"the time must be finite and not before 1970, not {when!r}; write {example}")
+    return ms_ceil(float(seconds)) if isinstance(seconds, float) else seconds * 1000
+
+
+def check_function(fn: object, what: str, example: str) -> Callable[..., object]:
+    """Something callable; a coroutine object gets its own explanation."""
+    if hasattr(fn, "__await__"):
+        close = getattr(fn, "close", None)
+        if close is not None:
+            close()  # so that Python does not also warn that it was never awaited
+        raise InvalidArgumentError(
+            f"{what} was called already: pass the function and its arguments, without the call; write {example}"
+        )
+    if not callable(fn):
+        raise InvalidArgumentError(f"{what} must be a function, not {type(fn).__name__}; write {example}")
+    return fn

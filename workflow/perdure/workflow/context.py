@@ -1,0 +1,302 @@
+"""`Context`: what a workflow function is given, and the only way to have an effect that lasts.
+
+1. A method here checks its arguments and claims its name; what it does is in the module of its primitive.
+2. A wrong argument is a fault, not a failure: nothing is recorded, and with right code the workflow goes on.
+3. Every operation is durable when it returns, and is a checkpoint unless it replays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from datetime import datetime
+from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
+
+from perdure.workflow.checks import check_count, check_duration, check_message_names, check_when_ms, ms_ceil
+from perdure.workflow.errors import QueueTimeoutError
+from perdure.workflow.loop import run_loop
+from perdure.workflow.queue import run_queue_read
+from perdure.workflow.scope import Operation, Scope
+from perdure.workflow.sleep import run_sleep
+from perdure.workflow.step import check_step_options, run_step, usual_options
+from perdure.workflow.types import Break, Continue, Message, SleepOutcome
+
+__all__ = ["Context", "QueueReader", "WorkflowLogger"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
+
+_log = logging.getLogger("perdure.workflow.user")
+
+
+class WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger that is silent while recorded history is replayed, so that each line is logged once.
+
+    Records carry `workflow_id` as an attribute and go to the logger `perdure.workflow.user`.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(_log, {"workflow_id": scope.activation.history.workflow_id})
+        self._scope = scope
+
+    def isEnabledFor(self, level: int) -> bool:
+        """Whether a line of this level is logged: never during replay."""
+        return not self._scope.is_replaying and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Add the workflow's id to the record."""
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+class QueueReader:
+    """The workflow's mailbox, as the workflow reads it (`ctx.queue`)."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    async def next(self, name: str, *, names: Iterable[str] | None = None, timeout: float | None = None) -> Message:
+        """Take the oldest message, waiting for one if there is none.
+
+        Durable on return: it is gone from the mailbox and in history. Cancelled by an eviction, it has taken nothing.
+
+        Args:
+            name: The read's name, unique within its scope.
+            names: Which messages it takes, by name; any when left out.
+            timeout: Seconds, 0 or more, until it gives up; `None` waits for ever. A message beats the timeout.
+
+        Raises:
+            QueueTimeoutError: No message came in time; the same on every later run.
+        """
+        with Operation(self._scope, name, "queue.next") as operation:
+            wanted = check_message_names(names)
+            messages = await run_queue_read(operation, wanted, 1, _timeout_ms(timeout))
+            if messages:
+                return messages[0]
+        what = "any message" if wanted is None else " or ".join(repr(wanted_name) for wanted_name in wanted)
+        raise QueueTimeoutError(
+            f"the queue read {name!r} waited for {what}, and none came in time; catch QueueTimeoutError, or use "
+            "ctx.queue.next_batch, which returns an empty list",
+            name=name,
+            names=wanted,
+        )
+
+    async def next_batch(
+        self, name: str, *, names: Iterable[str] | None = None, count: int = 1, timeout: float | None = None
+    ) -> list[Message]:
+        """Take up to `count` messages, oldest first, waiting for the first if there is none.
+
+        Durable on return, like `next`. Returns an empty list when the timeout passes.
+
+        Args:
+            name: The read's name, unique within its scope.
+            names: Which messages it takes, by name; any when left out.
+            count: At most how many, 1 to 2**32 - 1.
+            timeout: Seconds, 0 or more, until it gives up; `None` waits for ever.
+        """
+        with Operation(self._scope, name, "queue.next_batch") as operation:
+            wanted = check_message_names(names)
+            most = check_count(count, "count", least=1, example="count=10")
+            return await run_queue_read(operation, wanted, most, _timeout_ms(timeout))
+
+
+def _timeout_ms(timeout: float | None) -> int | None:
+    return (
+        None if timeout is None else ms_ceil(check_duration(timeout, "timeout", "timeout=60.0 (None waits for ever)"))
+    )
+
+
+class Context:
+    """The context of one scope: of the workflow's function, or of one iteration of a loop."""
+
+    __slots__ = ("_scope", "logger", "queue")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.queue = QueueReader(scope)
+        self.logger = WorkflowLogger(scope)
+
+    @property
+    def workflow_id(self) -> str:
+        """The workflow's id."""
+        return self._scope.activation.history.workflow_id
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether recorded history is still ahead of the code in this scope."""
+        return self._scope.is_replaying
+
+    def is_evicted(self) -> bool:
+        """Whether this run is over and its results no longer count; long computations may look now and then."""
+        return self._scope.activation.closing is not None
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], Awaitable[T]],
+        *args: Unpack[Ts],
+        max_retries: int | None = None,
+        retry_backoff_base: float = 0.1,
+        retry_backoff_max: float = 30.0,
+        timeout: float = 30.0,
+        retry_on_timeout: bool = False,
+        ephemeral: bool = False,
+        at_most_once: bool = False,
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], T],
+        *args: Unpack[Ts],
+        max_retries: int | None = None,
+        retry_backoff_base: float = 0.1,
+        retry_backoff_max: float = 30.0,
+        timeout: float = 30.0,
+        retry_on_timeout: bool = False,
+        ephemeral: bool = False,
+        at_most_once: bool = False,
+    ) -> T: ...
+
+    async def step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], Any],
+        *args: Unpack[Ts],
+        max_retries: int | None = None,
+        retry_backoff_base: float = 0.1,
+        retry_backoff_max: float = 30.0,
+        timeout: float = 30.0,
+        retry_on_timeout: bool = False,
+        ephemeral: bool = False,
+        at_most_once: bool = False,
+    ) -> Any:
+        """Call `fn(*args)` once and record what it returns; later runs return the record without calling it.
+
+        The outcome is durable on return (an `ephemeral` step's with the next durable write). If the process dies while
+        the function runs, it runs again: effects happen at least once, unless they honour
+        `current_step().idempotency_key`. If the workflow is evicted meanwhile, the function is cancelled; should it finish
+        all the same, its result is recorded.
+
+        Args:
+            name: The step's name: non-empty text of at most 512 bytes, unique within its scope.
+            fn: A coroutine function, or a plain one, which runs in a worker thread.
+            args: Its arguments; use `functools.partial` for keywords.
+            max_retries: How often it is tried again after an exception, 0 to 2**32 - 1; 3 when left out (0 for
+                `at_most_once`). `CriticalError`, `RollbackError` and an unstorable result are never retried.
+            retry_backoff_base: Seconds; the n-th retry waits `retry_backoff_base * 2**n`, at most ...
+            retry_backoff_max: ... this many seconds.
+            timeout: Seconds after which the function is cancelled; 0 for no limit. A plain function cannot be stopped: its
+                thread is abandoned, its late result ignored, and a retry waits for it.
+            retry_on_timeout: Whether a timeout is retried like an exception, instead of failing the step at once.
+            ephemeral: Write the result together with the next durable write; after a crash it may run again.
+            at_most_once: Write that it begins before it begins. After a crash with unknown outcome it is not run again.
+
+        Returns:
+            What `fn` returned, as it is stored: tuples come back as lists, and so on, on the first run too.
+
+        Raises:
+            StepExhaustedError: Every attempt failed.
+            StepCriticalError: It raised `CriticalError` or `RollbackError`, or its result cannot be stored.
+            StepTimeoutError: It exceeded `timeout`.
+            StepInterruptedError: An `at_most_once` step was begun by an earlier process, its outcome unknown.
+        """
+        with Operation(self._scope, name, "step") as operation:
+            if (
+                max_retries is None
+                and timeout == 30.0
+                and not (ephemeral or at_most_once or retry_on_timeout)
+                and retry_backoff_base == 0.1
+                and retry_backoff_max == 30.0
+            ):
+                options = usual_options()
+            else:
+                options = check_step_options(
+                    max_retries,
+                    retry_backoff_base,
+                    retry_backoff_max,
+                    timeout,
+                    retry_on_timeout,
+                    ephemeral,
+                    at_most_once,
+                )
+            return await run_step(operation, fn, args, options)
+
+    async def sleep(self, name: str, seconds: float) -> SleepOutcome:
+        """Wait for a time that outlives the process.
+
+        The deadline is durable before the wait begins, how it ended on return.
+
+        Args:
+            name: The sleep's name, unique within its scope.
+            seconds: How long, 0 or more, rounded up to a millisecond; counted from the first run.
+        """
+        with Operation(self._scope, name, "sleep") as operation:
+            delay_ms = ms_ceil(check_duration(seconds, "the time to sleep", f'ctx.sleep("{name}", 60.0)'))
+            return await run_sleep(operation, self._scope.activation.clock.now_ms() + delay_ms)
+
+    async def sleep_until(self, name: str, when: float | datetime) -> SleepOutcome:
+        """Wait until a moment, like `sleep`; a moment in the past returns at once.
+
+        Args:
+            name: The sleep's name, unique within its scope.
+            when: Seconds since the epoch, or a `datetime` with a timezone; rounded up to a millisecond.
+        """
+        with Operation(self._scope, name, "sleep_until") as operation:
+            return await run_sleep(operation, check_when_ms(when, "sleep_until"))
+
+    @overload
+    async def loop(
+        self,
+        name: str,
+        body: Callable[[Context, None], Awaitable[Continue[None] | Break[T] | None]],
+        state: None = None,
+        *,
+        history_prune_interval: int = 20,
+        history_size: int | None = None,
+    ) -> T: ...
+
+    @overload
+    async def loop(
+        self,
+        name: str,
+        body: Callable[[Context, S], Awaitable[Continue[S] | Break[T]]],
+        state: S,
+        *,
+        history_prune_interval: int = 20,
+        history_size: int | None = None,
+    ) -> T: ...
+
+    async def loop(
+        self,
+        name: str,
+        body: Callable[[Context, Any], Awaitable[Any]],
+        state: object = None,
+        *,
+        history_prune_interval: int = 20,
+        history_size: int | None = None,
+    ) -> Any:
+        """Run `body(ctx, state)` again and again until it returns `Break(value)`; only recent iterations stay in history.
+
+        Each iteration has a context of its own, so its names may repeat. The value is durable on return.
+
+        Args:
+            name: The loop's name, unique within its scope.
+            body: Returns `Continue(new_state)`, `Break(value)`, or `None` to go on in a loop without state.
+            state: The first iteration's state; it is stored, and later ones come back as stored.
+            history_prune_interval: After how many iterations old ones are forgotten, 1 or more.
+            history_size: How many finished iterations stay, 0 or more; as many as the interval unless given.
+        """
+        with Operation(self._scope, name, "loop") as operation:
+            interval = check_count(
+                history_prune_interval, "history_prune_interval", least=1, example="history_prune_interval=20"
+            )
+            size = interval
+            if history_size is not None:
+                size = check_count(history_size, "history_size", least=0, example="history_size=20")
+            return await run_loop(operation, body, state, interval, size)

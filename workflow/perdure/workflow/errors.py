@@ -1,0 +1,226 @@
+"""The errors of the engine, and the signal that suspends a workflow.
+
+1. *Failures* are outcomes of the user's work (`StepError`, `QueueTimeoutError`): a workflow may catch them, and they are
+   the same class with the same data on the first run and on replay.
+2. *Faults* (`FaultError`: divergence and misuse) are mistakes in the code, not outcomes. They write nothing and keep the
+   workflow's state; with right code it goes on.
+3. *Endings* (`WorkflowFailedError`, `WorkflowCancelledError`, `WorkflowSuspendedError`) tell whoever runs or awaits a
+   workflow how it ended.
+4. `SuspendSignal` is a `BaseException`, so that a user's `except Exception` cannot eat it (Trio's rule for `Cancelled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from perdure.storage import PerdureError
+
+__all__ = [
+    "CrashLoopError",
+    "CriticalError",
+    "DuplicateNameError",
+    "ErrorInfo",
+    "FailureKind",
+    "FaultError",
+    "HistoryDivergedError",
+    "InvalidArgumentError",
+    "MisuseError",
+    "OperationInProgressError",
+    "QueueTimeoutError",
+    "RollbackError",
+    "StepCriticalError",
+    "StepError",
+    "StepExhaustedError",
+    "StepInterruptedError",
+    "StepTimeoutError",
+    "SuspendSignal",
+    "UserCancellationError",
+    "WorkflowCancelledError",
+    "WorkflowEndedError",
+    "WorkflowError",
+    "WorkflowFailedError",
+    "WorkflowSuspendedError",
+]
+
+FailureKind: TypeAlias = Literal["exhausted", "critical", "rollback", "timeout", "interrupted"]
+"""Why a step failed for good; stored with its entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as it is stored: the same after a restart as on the first run.
+
+    Attributes:
+        name: The class's name.
+        message: The message, at most 64 KiB, cut between characters and marked when longer.
+        stack: The traceback as text, bounded like the message, or `None` where none was kept.
+        metadata: The error's own attributes of plain type (text, number, bool, `None`).
+    """
+
+    name: str
+    message: str
+    stack: str | None = None
+    metadata: Mapping[str, str | int | float | bool | None] = field(
+        default_factory=dict[str, "str | int | float | bool | None"]
+    )
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}" if self.message else self.name
+
+
+class WorkflowError(PerdureError):
+    """The root of the engine's errors."""
+
+
+# Faults: mistakes in the code.
+
+
+class FaultError(WorkflowError):
+    """The code cannot run this workflow. Nothing was written; with right code the workflow goes on."""
+
+
+class HistoryDivergedError(FaultError):
+    """The code asks for something else than its recorded history holds at this place.
+
+    Attributes:
+        location: The place, as a readable path.
+        found: What history holds there, or `None` when it holds nothing.
+        asked: What the code asked for, or `None` when it did not ask for what history holds.
+    """
+
+    location: str
+    found: str | None
+    asked: str | None
+
+
+class MisuseError(FaultError):
+    """The context was used in a way that cannot be replayed."""
+
+
+class DuplicateNameError(MisuseError):
+    """Two entries of one scope have the same name, or a queue read's derived names meet another entry's."""
+
+    name: str
+
+
+class OperationInProgressError(MisuseError):
+    """An operation was started while another of the same context was in progress (a forgotten `await`?)."""
+
+    name: str
+    in_progress: str
+
+
+class UserCancellationError(MisuseError):
+    """A cancel scope of the workflow's own code fired inside a durable operation; use `timeout=` or `ctx.race`."""
+
+    name: str
+
+
+class InvalidArgumentError(MisuseError, ValueError):
+    """An argument has the wrong type or value; the message says what to write instead."""
+
+
+# Failures of steps and waits: outcomes that a workflow may catch.
+
+
+class CriticalError(PerdureError):
+    """Raise it (or a subclass) in a step to fail at once, without retries."""
+
+
+class RollbackError(PerdureError):
+    """Raise it in a step to fail at once and undo what was done since the rollback checkpoint."""
+
+
+class StepError(WorkflowError):
+    """A step failed for good.
+
+    Attributes:
+        step_name: The step's name.
+        attempts: How often its function was begun, as far as is known.
+        error: The last attempt's error as it is stored; the original exception is `__cause__` on the first run only.
+        kind: Why no further attempt is made.
+        entry_id: The id of its history entry.
+    """
+
+    step_name: str
+    attempts: int
+    error: ErrorInfo
+    kind: FailureKind
+    entry_id: str
+
+
+class StepExhaustedError(StepError):
+    """Every retry failed; `error` is the last attempt's."""
+
+
+class StepCriticalError(StepError):
+    """The step raised an error that is not retried (`CriticalError`, `RollbackError`), or returned an unstorable value."""
+
+
+class StepTimeoutError(StepError):
+    """The step exceeded its `timeout` and was cancelled."""
+
+
+class StepInterruptedError(StepError):
+    """An `at_most_once` step was begun and its process died; whether it took effect is unknown. It is not run again."""
+
+
+class QueueTimeoutError(WorkflowError):
+    """No message arrived within a queue read's `timeout`."""
+
+    name: str
+    names: tuple[str, ...] | None
+
+
+# Endings.
+
+
+class WorkflowFailedError(WorkflowError):
+    """The workflow ended as failed.
+
+    Attributes:
+        workflow_id: Which workflow.
+        name, message, stack, metadata: Of the stored error, whatever class it was. The original exception is
+            `__cause__` when it was raised in this process.
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.error: ErrorInfo = facts["error"]
+        self.workflow_id: str = facts["workflow_id"]
+        self.name = self.error.name
+        self.stack = self.error.stack
+        self.metadata = self.error.metadata
+
+    def __str__(self) -> str:
+        return f"workflow {self.workflow_id!r} failed with {self.error}"
+
+
+class WorkflowCancelledError(WorkflowError):
+    """The workflow was cancelled."""
+
+    workflow_id: str
+
+
+class WorkflowSuspendedError(WorkflowError):
+    """The workflow has not ended: it waits (yield mode) or was evicted, and has to be run again."""
+
+    workflow_id: str
+    state: str
+
+
+class WorkflowEndedError(WorkflowError):
+    """The workflow has ended and takes no more messages."""
+
+    workflow_id: str
+    state: str
+
+
+class CrashLoopError(WorkflowError):
+    """The workflow was activated too often without getting further; `recover()` resets it."""
+
+
+class SuspendSignal(BaseException):
+    """Raised by a context that was closed under the function: let it pass. Never caught by `except Exception`."""

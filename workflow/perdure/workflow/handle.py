@@ -1,0 +1,81 @@
+"""`WorkflowHandle`: what can be asked of a workflow from outside, the same for a supervisor's and for a local one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from perdure.workflow.errors import ErrorInfo
+from perdure.workflow.states import WorkflowState
+from perdure.workflow.types import HistoryEntry
+
+__all__ = ["WorkflowHandle"]
+
+
+class WorkflowHandle(Protocol):
+    """A workflow, from outside. Every method may be called at any time, by any number of tasks."""
+
+    @property
+    def workflow_id(self) -> str:
+        """The workflow's id."""
+        ...
+
+    async def result(self) -> Any:
+        """Wait until the workflow ends, and return what its function returned, as stored.
+
+        Cancelling this wait leaves the workflow alone.
+
+        Raises:
+            WorkflowFailedError: It failed; carries name, message, stack and metadata of the stored error.
+            WorkflowCancelledError: It was cancelled.
+            WorkflowSuspendedError: It is not running and has not ended (yield mode, or it was evicted).
+            FaultError: Its code cannot run it.
+        """
+        ...
+
+    async def message(self, name: str, body: object, *, id: str | None = None) -> None:
+        """Put a message into the workflow's mailbox. Durable on return.
+
+        Cancelled while it waits, the message may or may not have been sent; give an `id` and send it again.
+
+        Args:
+            name: Non-empty text of at most 512 bytes.
+            body: What a step could return.
+            id: Sending the same id again delivers nothing (the last 1,000 ids of a workflow are remembered).
+
+        Raises:
+            WorkflowEndedError: The workflow has ended.
+            EncodeError: The body cannot be stored.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """End every pending sleep and retry backoff now. Durable on return; without effect where nothing sleeps."""
+        ...
+
+    async def recover(self) -> None:
+        """Run a failed workflow again: what failed it gets a fresh count of attempts. Without effect on any other."""
+        ...
+
+    async def evict(self) -> None:
+        """Take the workflow out of memory; it stays resumable. Returns once its function has unwound."""
+        ...
+
+    async def cancel(self) -> None:
+        """End the workflow as cancelled, for good. Durable on return; without effect once it has ended."""
+        ...
+
+    async def get_state(self) -> WorkflowState:
+        """Where it stands."""
+        ...
+
+    async def get_output(self) -> Any:
+        """What it returned, or `None` (also while it has not ended)."""
+        ...
+
+    async def get_error(self) -> ErrorInfo | None:
+        """What it failed with, or `None`."""
+        ...
+
+    async def history(self) -> tuple[HistoryEntry, ...]:
+        """Its history, decoded, in order of location."""
+        ...

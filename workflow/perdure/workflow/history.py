@@ -1,0 +1,345 @@
+"""A workflow's history in memory: names, entries, metadata, and the workflow's own fields.
+
+1. Entries form a tree by location, as scopes nest; an operation finds its entry by one dictionary look-up in its scope's
+   node. The rejected alternative, one map keyed by a joined path, made `a/b` and `a`, `b` the same entry.
+2. Every change goes into `pending` as it is made, encoded; nothing here scans history to find what is dirty.
+3. Names are numbered in order of first use and never renumbered; locations refer to the numbers.
+4. Metadata and details are decoded when first asked for, user data only when an operation returns it.
+5. `open_sleeps` and `open_retries` are kept up to date, so that a wake-up costs what is open, not what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+from perdure.storage import Driver, decode_value, encode_value, layout
+from perdure.storage.driver import AlarmChange
+from perdure.storage.errors import DecodeError
+from perdure.storage.schema import (
+    Entry,
+    EntryKind,
+    EntryMetadata,
+    EntryStatus,
+    Location,
+    LoopIteration,
+    Segment,
+    SleepEntry,
+    SleepState,
+    decode_entry,
+    decode_metadata,
+    encode_entry,
+    encode_metadata,
+)
+from perdure.workflow.pending import Pending
+from perdure.workflow.states import WorkflowEvent, WorkflowState, next_state
+
+__all__ = ["FORMAT_VERSION", "History", "Node", "Path"]
+
+FORMAT_VERSION: Final = 1
+"""Version of Perdure's own keys; stored at `(32, 11)`, never reused."""
+
+Path = tuple["str | int", ...]
+"""A location as people read it: names, and numbers for loop iterations."""
+
+
+class Node:
+    """A place in the tree of locations: an entry, a scope, or both."""
+
+    __slots__ = ("children", "entry")
+
+    def __init__(self) -> None:
+        self.children: dict[Segment, Node] = {}
+        self.entry: Entry | None = None
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, without recursion."""
+        stack: list[Node] = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+class History:
+    """Everything a workflow's namespace holds except its mailbox.
+
+    Attributes:
+        root: The tree of entries.
+        pending: What has changed since the last commit.
+        state: The workflow's state, as it will be once `pending` is committed.
+        input, output, error: The stored CBOR, or `None` where there is none.
+        alarm_ms: When the workflow is to be woken.
+        idle_activations: How many activations in a row began work and recorded none.
+    """
+
+    def __init__(self, workflow_id: str) -> None:
+        self.workflow_id = workflow_id
+        self.workflow_type: str | None = None
+        self.pending = Pending()
+        self.root = Node()
+        self.names: list[str] = []
+        self.state = WorkflowState.PENDING
+        self.input: bytes | None = None
+        self.output: bytes | None = None
+        self.error: bytes | None = None
+        self.alarm_ms: int | None = None
+        self.idle_activations = 0
+        self.seed: bytes | None = None
+        self.failure_causes: list[str] = []
+        self.format_version = 0
+        self.open_sleeps: dict[Location, Node] = {}
+        self.open_retries: dict[str, Node] = {}
+        self.last_entry_id = ""
+        self._numbers: dict[str, int] = {}
+        self._metadata: dict[str, EntryMetadata | bytes] = {}
+        self._details: dict[str, dict[str, Any] | bytes] = {}
+
+    @classmethod
+    async def load(cls, workflow_id: str, driver: Driver) -> History:
+        """Read a namespace. An empty one gives a pending workflow without history.
+
+        Raises:
+            DecodeError: A stored value is not what its format says.
+        """
+        history = cls(workflow_id)
+        for key, value in await driver.list(layout.NAMES_PREFIX):
+            history._load_name(layout.parse_name_key(key), value)
+        for key, value in await driver.list(layout.METADATA_PREFIX):
+            history._metadata[layout.parse_metadata_key(key)] = value
+        for key, value in await driver.list(layout.DETAIL_PREFIX):
+            history._details[layout.parse_detail_key(key)] = value
+        for _key, value in await driver.list(layout.HISTORY_PREFIX):
+            history._load_entry(decode_entry(value))
+        fields = dict(await driver.list(layout.WORKFLOW_PREFIX))
+        fields.update(await driver.list(layout.OWN_PREFIX))
+        history._load_fields(fields)
+        history.alarm_ms = await driver.get_alarm(workflow_id)
+        return history
+
+    def _load_name(self, index: int, value: bytes) -> None:
+        if index != len(self.names):
+            raise DecodeError(f"the name registry has a gap: found index {index} where {len(self.names)} was due")
+        try:
+            name = value.decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"name {index} of the registry is not UTF-8") from error
+        self.names.append(name)
+        self._numbers[name] = index
+
+    def _load_entry(self, entry: Entry) -> None:
+        node = self.root
+        for segment in entry.location:
+            following = node.children.get(segment)
+            if following is None:
+                following = node.children[segment] = Node()
+            node = following
+        node.entry = entry
+        self.last_entry_id = max(self.last_entry_id, entry.id)
+        self._track(node, entry)
+        if entry.id in self._metadata:
+            self._track_retry(node, entry.id, self._metadata[entry.id])
+
+    def _load_fields(self, fields: Mapping[bytes, bytes]) -> None:
+        state = fields.get(layout.STATE_KEY, b"pending")
+        try:
+            self.state = WorkflowState(state.decode())
+            type_name = fields.get(layout.WORKFLOW_TYPE_KEY)
+            self.workflow_type = None if type_name is None else type_name.decode()
+        except ValueError as error:
+            raise DecodeError(f"{state!r} is not the name of a workflow state") from error
+        self.input = fields.get(layout.INPUT_KEY)
+        self.output = fields.get(layout.OUTPUT_KEY)
+        self.error = fields.get(layout.ERROR_KEY)
+        self.seed = fields.get(layout.SEED_KEY)
+        if (count := fields.get(layout.IDLE_ACTIVATIONS_KEY)) is not None:
+            self.idle_activations = layout.decode_u64(count)
+        if (version := fields.get(layout.FORMAT_VERSION_KEY)) is not None:
+            self.format_version = layout.decode_u64(version)
+        if (causes := fields.get(layout.FAILURE_CAUSES_KEY)) is not None:
+            self.failure_causes = list(decode_value(causes))
+
+    # Names and places.
+
+    def number_of(self, name: str) -> int:
+        """The name's index, registering it on first use."""
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.names)
+            self.names.append(name)
+            self.pending.put(layout.name_key(number), name.encode())
+        return number
+
+    def known_number(self, name: str) -> int | None:
+        """The name's index if it was ever used; registers nothing."""
+        return self._numbers.get(name)
+
+    def path_of(self, location: Location) -> Path:
+        """The location as people read it."""
+        path: list[str | int] = []
+        for segment in location:
+            if isinstance(segment, LoopIteration):
+                path.append(segment.iteration)
+            else:
+                path.append(self.names[segment] if segment < len(self.names) else f"?{segment}")
+        return tuple(path)
+
+    # Entries.
+
+    def put_entry(self, node: Node, entry: Entry) -> None:
+        """Record an entry, new or changed, at its place."""
+        node.entry = entry
+        self.pending.put(layout.entry_key(entry.location), encode_entry(entry))
+        self._track(node, entry)
+
+    def change(self, node: Node, kind: EntryKind) -> None:
+        """Record a new content of an entry that is there."""
+        entry = node.entry
+        assert entry is not None, "only a recorded entry changes"
+        self.put_entry(node, Entry(entry.id, entry.location, kind))
+
+    def _track(self, node: Node, entry: Entry) -> None:
+        kind = entry.kind
+        if type(kind) is SleepEntry:
+            if kind.state is SleepState.PENDING:
+                self.open_sleeps[entry.location] = node
+            else:
+                self.open_sleeps.pop(entry.location, None)
+
+    def metadata(self, entry_id: str) -> EntryMetadata | None:
+        """The entry's metadata, decoded; change it and hand it to `put_metadata`."""
+        found = self._metadata.get(entry_id)
+        if isinstance(found, bytes):
+            found = self._metadata[entry_id] = decode_metadata(found)
+        return found
+
+    def put_metadata(self, node: Node, metadata: EntryMetadata) -> None:
+        """Record metadata, new or changed."""
+        entry = node.entry
+        assert entry is not None, "metadata belongs to an entry"
+        self._metadata[entry.id] = metadata
+        self.pending.put(layout.metadata_key(entry.id), encode_metadata(metadata))
+        self._track_retry(node, entry.id, metadata)
+
+    def _track_retry(self, node: Node, entry_id: str, metadata: EntryMetadata | bytes) -> None:
+        # Byte 2 of stored metadata is its status (after the u16 version); looking there avoids decoding all on load.
+        status = metadata[2] if isinstance(metadata, bytes) else metadata.status
+        if status == EntryStatus.FAILED:
+            self.open_retries[entry_id] = node
+        elif self.open_retries:
+            self.open_retries.pop(entry_id, None)
+
+    def detail(self, entry_id: str) -> dict[str, Any]:
+        """What is kept beyond the reference's fields; empty where nothing is."""
+        found = self._details.get(entry_id)
+        if found is None:
+            return {}
+        if isinstance(found, bytes):
+            decoded = decode_value(found)
+            if not isinstance(decoded, dict):
+                raise DecodeError(f"the detail of entry {entry_id} is not a map")
+            found = self._details[entry_id] = cast("dict[str, Any]", decoded)
+        return found
+
+    def put_detail(self, entry_id: str, detail: dict[str, Any]) -> None:
+        """Record what a replay needs beyond the reference's fields."""
+        self._details[entry_id] = detail
+        self.pending.put(layout.detail_key(entry_id), encode_value(detail))
+
+    def delete_detail(self, entry_id: str) -> None:
+        """Forget it."""
+        if self._details.pop(entry_id, None) is not None:
+            self.pending.delete(layout.detail_key(entry_id))
+
+    def prune_iterations(self, node: Node, location: Location, first: int, end: int) -> None:
+        """Forget a loop's iterations from `first` up to, not including, `end`, and all that belongs to them."""
+        number = location[-1]
+        assert isinstance(number, int), "a loop's location ends with its name"
+        for iteration in range(first, end):
+            below = node.children.pop(LoopIteration(number, iteration), None)
+            if below is not None:
+                self._forget(below)
+        self.pending.delete_range(*layout.loop_iterations_range(location, first, end))
+
+    def _forget(self, top: Node) -> None:
+        for node in top.walk():
+            entry = node.entry
+            if entry is None:
+                continue
+            self.open_sleeps.pop(entry.location, None)
+            self.open_retries.pop(entry.id, None)
+            if self._metadata.pop(entry.id, None) is not None:
+                self.pending.delete(layout.metadata_key(entry.id))
+            self.delete_detail(entry.id)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, parents before children."""
+        for node in self.root.walk():
+            if node.entry is not None:
+                yield node.entry
+
+    # The workflow's own fields.
+
+    def apply(self, event: WorkflowEvent) -> None:
+        """Change the state by the table."""
+        state = next_state(self.state, event)
+        if state is not self.state:
+            self.state = state
+            self.pending.put(layout.STATE_KEY, state.value.encode())
+
+    def create(self, workflow_type: str, input_data: bytes, seed: bytes) -> None:
+        """Begin a workflow: its identity, its input and its state."""
+        self.input = input_data
+        self.pending.put(layout.INPUT_KEY, input_data)
+        self.adopt(workflow_type, seed)
+        self.pending.put(layout.STATE_KEY, self.state.value.encode())
+
+    def adopt(self, workflow_type: str, seed: bytes) -> None:
+        """Add our own fields where they are missing (a new workflow, or one that the reference engine began)."""
+        if self.workflow_type is None:
+            self.workflow_type = workflow_type
+            self.pending.put(layout.WORKFLOW_ID_KEY, self.workflow_id.encode())
+            self.pending.put(layout.WORKFLOW_TYPE_KEY, workflow_type.encode())
+        if self.seed is None:
+            self.seed = seed
+            self.pending.put(layout.SEED_KEY, seed)
+        if self.format_version == 0:
+            self.format_version = FORMAT_VERSION
+            self.pending.put(layout.FORMAT_VERSION_KEY, layout.encode_u64(FORMAT_VERSION))
+
+    def set_output(self, data: bytes | None) -> None:
+        """Record the result; `None` stores none."""
+        self.output = data
+        if data is not None:
+            self.pending.put(layout.OUTPUT_KEY, data)
+
+    def set_error(self, data: bytes, causes: list[str]) -> None:
+        """Record the error and the entries that caused it."""
+        self.error = data
+        self.failure_causes = causes
+        self.pending.put(layout.ERROR_KEY, data)
+        if causes:
+            self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(causes))
+
+    def clear_error(self) -> None:
+        """Forget the error and its causes."""
+        self.error = None
+        self.failure_causes = []
+        self.pending.delete(layout.ERROR_KEY)
+        self.pending.delete(layout.FAILURE_CAUSES_KEY)
+
+    def set_alarm(self, wake_at_ms: int | None) -> None:
+        """Arm or clear the alarm, if that is a change."""
+        if wake_at_ms != self.alarm_ms:
+            self.alarm_ms = wake_at_ms
+            self.pending.set_alarm(AlarmChange(self.workflow_id, wake_at_ms))
+
+    def set_idle_activations(self, count: int) -> None:
+        """Record the count of activations without progress; 0 removes it."""
+        if count == self.idle_activations:
+            return
+        self.idle_activations = count
+        if count:
+            self.pending.put(layout.IDLE_ACTIVATIONS_KEY, layout.encode_u64(count))
+        else:
+            self.pending.delete(layout.IDLE_ACTIVATIONS_KEY)

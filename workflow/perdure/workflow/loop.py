@@ -1,0 +1,164 @@
+"""`ctx.loop`: iterations whose history is forgotten as they finish.
+
+1. A loop's entry holds the iteration in progress and the state it began with; a restart goes on there.
+2. Each iteration is a scope of its own. A finished one is visited as a unit: it is not run again.
+3. Forgetting iterations is in the same batch as the state that makes them superfluous, and costs what is forgotten.
+4. An iteration that recorded nothing is not committed by itself; at every prune interval all is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from perdure.storage import decode_value, round_trip
+from perdure.storage.schema import EntryMetadata, EntryStatus, LoopEntry, LoopIteration
+from perdure.storage.values import UNDEFINED
+from perdure.workflow.checks import check_function
+from perdure.workflow.errors import InvalidArgumentError, SuspendSignal
+from perdure.workflow.history import Node
+from perdure.workflow.scope import Operation, Scope
+from perdure.workflow.types import Break, Continue
+
+if TYPE_CHECKING:
+    from perdure.workflow.context import Context
+
+__all__ = ["run_loop"]
+
+_ITERATIONS_MAX = 2**32 - 1
+
+
+def _encode_state(operation: Operation, state: object) -> tuple[bytes, Any]:
+    if state is None:
+        return UNDEFINED, None
+    what = f"the state of loop {operation.name!r}"
+    return round_trip(state, bytes_max=operation.scope.activation.user_bytes_max, what=what)
+
+
+async def run_loop(
+    operation: Operation,
+    body: Callable[[Context, Any], Awaitable[Any]],
+    state: object,
+    prune_interval: int,
+    history_size: int,
+) -> Any:
+    """Run the body until it breaks; its value is durable on return."""
+    check_function(body, "a loop's body", "ctx.loop(name, body, state)")
+    activation = operation.scope.activation
+    history = activation.history
+    found = operation.find(LoopEntry)
+    if found is not None:
+        node, entry, kind = found
+        metadata = history.metadata(entry.id) or EntryMetadata(status=EntryStatus.RUNNING)
+        if kind.output is not None or metadata.status is EntryStatus.COMPLETED:
+            await activation.replayed()
+            return None if kind.output is None else decode_value(kind.output)
+        loop = _Loop(operation, node, metadata, kind.state, kind.iteration)
+        state = decode_value(kind.state)
+    else:
+        state_data, state = _encode_state(operation, state)
+        metadata = EntryMetadata(status=EntryStatus.RUNNING, created_at_ms=activation.clock.now_ms())
+        node = operation.create(LoopEntry(state_data, 0, None))
+        history.put_metadata(node, metadata)
+        activation.hold_steps()
+        loop = _Loop(operation, node, metadata, state_data, 0)
+    while True:
+        answer = await loop.run_iteration(body, state)
+        match answer:
+            case Break():
+                return await loop.finish(cast("Break[object]", answer).value, history_size)
+            case Continue():
+                following = cast("Continue[object]", answer).state
+                state = await loop.advance(following, prune_interval, history_size)
+            case None if loop.state_data == UNDEFINED:
+                state = await loop.advance(None, prune_interval, history_size)
+            case _:
+                what = "None although the loop has a state" if answer is None else f"a {type(answer).__name__}"
+                raise InvalidArgumentError(
+                    f"the body of loop {operation.name!r} returned {what}; return Continue(state) to go on, or Break(value)"
+                )
+
+
+class _Loop:
+    """A loop in progress."""
+
+    def __init__(
+        self, operation: Operation, node: Node, metadata: EntryMetadata, state_data: bytes, iteration: int
+    ) -> None:
+        self._operation = operation
+        self._activation = operation.scope.activation
+        self._node = node
+        self._metadata = metadata
+        self._iteration = iteration
+        self.state_data = state_data
+        entry = node.entry
+        assert entry is not None, "the loop is recorded"
+        self._location = entry.location
+        number = entry.location[-1]
+        assert isinstance(number, int), "a loop's location ends with its name"
+        self._number = number
+        retained = [segment.iteration for segment in node.children if isinstance(segment, LoopIteration)]
+        self._oldest = min(retained, default=iteration)
+
+    async def run_iteration(self, body: Callable[[Context, Any], Awaitable[Any]], state: object) -> Any:
+        from perdure.workflow.context import Context
+
+        segment = LoopIteration(self._number, self._iteration)
+        node = self._node.children.get(segment)
+        if node is None:
+            node = self._node.children[segment] = Node()
+        outer = self._operation.scope
+        scope = outer.inner = Scope(self._activation, (*self._location, segment), node)
+        try:
+            answer = await body(Context(scope), state)
+        except Exception as error:
+            if self._activation.closing is None and scope.unvisited:
+                scope.close(cause=error)
+            raise
+        finally:
+            outer.inner = None
+            scope.is_closed = True
+        if self._activation.closing is not None:
+            raise SuspendSignal  # the context was closed under the body: what it returned does not count
+        scope.close()
+        return answer
+
+    async def advance(self, state: object, prune_interval: int, history_size: int) -> Any:
+        """Go on to the next iteration; returns the state as it is stored."""
+        activation = self._activation
+        self.state_data, state = _encode_state(self._operation, state)
+        self._iteration += 1
+        if self._iteration > _ITERATIONS_MAX:
+            raise InvalidArgumentError(
+                f"loop {self._operation.name!r} reached its limit of 2**32 iterations; break before"
+            )
+        activation.progress()
+        activation.history.change(self._node, LoopEntry(self.state_data, self._iteration, None))
+        if self._iteration % prune_interval == 0:
+            self._prune(self._iteration - history_size)
+            await activation.commit()
+        else:
+            await trio.lowlevel.checkpoint()
+        return state
+
+    async def finish(self, value: object, history_size: int) -> Any:
+        activation = self._activation
+        data: bytes | None = None
+        if value is not None:
+            what = f"the value that loop {self._operation.name!r} broke with"
+            data, value = round_trip(value, bytes_max=activation.user_bytes_max - len(self.state_data), what=what)
+        activation.progress()
+        activation.history.change(self._node, LoopEntry(self.state_data, self._iteration, data))
+        self._metadata.status = EntryStatus.COMPLETED
+        self._metadata.completed_at_ms = activation.clock.now_ms()
+        activation.history.put_metadata(self._node, self._metadata)
+        self._prune(self._iteration + 1 - history_size)
+        await activation.commit()
+        return value
+
+    def _prune(self, keep_from: int) -> None:
+        if keep_from > self._oldest:
+            self._activation.history.prune_iterations(self._node, self._location, self._oldest, keep_from)
+            self._oldest = keep_from

@@ -1,0 +1,117 @@
+"""The mailbox of one workflow: messages that are durable and not yet consumed.
+
+1. It lives in the workflow's own namespace, so taking a message and recording it is one batch.
+2. Order is by sequence number; a read takes the oldest message that it may, so each sender's messages keep their order.
+3. A message is offered to readers only once it is durable.
+4. An `id=` given by the sender is remembered (the last `DEDUP_MAX` of them), so that sending it again delivers nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from perdure.storage import Driver, layout
+from perdure.storage.schema import MailboxMessage, decode_message, encode_message
+from perdure.workflow.pending import Pending
+
+__all__ = ["DEDUP_MAX", "Letter", "Mailbox"]
+
+DEDUP_MAX: Final = 1000
+"""How many of the senders' message ids a workflow remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message and its place in the mailbox."""
+
+    sequence: int
+    message: MailboxMessage
+
+
+class Mailbox:
+    """What waits to be read, by name, oldest first."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+        self._by_name: dict[str, deque[Letter]] = {}
+        self._count = 0
+        self._next_sequence = 0
+        self._known_ids: dict[str, int] | None = None
+
+    @classmethod
+    async def load(cls, driver: Driver, pending: Pending) -> Mailbox:
+        """Read the mailbox of a namespace."""
+        mailbox = cls(pending)
+        for key, value in await driver.list(layout.MAILBOX_PREFIX):
+            sequence = layout.parse_message_key(key)
+            mailbox.offer(Letter(sequence, decode_message(value)))
+            mailbox._next_sequence = sequence + 1
+        stored = await driver.get(layout.MAILBOX_SEQUENCE_KEY)
+        if stored is not None:
+            mailbox._next_sequence = max(mailbox._next_sequence, layout.decode_u64(stored))
+        return mailbox
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        return self._count
+
+    async def load_known_ids(self, driver: Driver) -> None:
+        """Read the senders' ids, once; `is_known` and `write` need them when a message has one."""
+        if self._known_ids is None:
+            pairs = await driver.list(layout.DEDUP_PREFIX)
+            found = [(layout.decode_u64(value), layout.parse_dedup_key(key)) for key, value in pairs]
+            if self._known_ids is None:  # not read by another sender meanwhile
+                self._known_ids = {message_id: sequence for sequence, message_id in sorted(found)}
+
+    def is_known(self, message_id: str) -> bool:
+        """Whether a message with this id was sent before (among the last `DEDUP_MAX`)."""
+        assert self._known_ids is not None, "load_known_ids comes first"
+        return message_id in self._known_ids
+
+    def write(self, message: MailboxMessage, *, remember: bool) -> Letter:
+        """Give a message its place; it is durable with the next commit, and is then to be offered."""
+        letter = Letter(self._next_sequence, message)
+        self._next_sequence += 1
+        self._pending.put(layout.message_key(letter.sequence), encode_message(message))
+        self._pending.put(layout.MAILBOX_SEQUENCE_KEY, layout.encode_u64(self._next_sequence))
+        if remember:
+            assert self._known_ids is not None, "load_known_ids comes first"
+            self._known_ids[message.id] = letter.sequence
+            self._pending.put(layout.dedup_key(message.id), layout.encode_u64(letter.sequence))
+            while len(self._known_ids) > DEDUP_MAX:
+                oldest = next(iter(self._known_ids))
+                del self._known_ids[oldest]
+                self._pending.delete(layout.dedup_key(oldest))
+        return letter
+
+    def offer(self, letter: Letter) -> None:
+        """Let readers see a durable message."""
+        self._by_name.setdefault(letter.message.name, deque()).append(letter)
+        self._count += 1
+
+    def take(self, names: Iterable[str] | None, count: int) -> list[Letter]:
+        """Take up to `count` of the oldest messages of these names (`None`: of any) out of the mailbox.
+
+        Their removal is durable with the next commit.
+        """
+        taken: list[Letter] = []
+        wanted = self._by_name.keys() if names is None else names
+        heads = [(queue[0].sequence, name) for name in wanted if (queue := self._by_name.get(name))]
+        heapq.heapify(heads)
+        while heads and len(taken) < count:
+            _, name = heads[0]
+            queue = self._by_name[name]
+            letter = queue.popleft()
+            taken.append(letter)
+            self._count -= 1
+            self._pending.delete(layout.message_key(letter.sequence))
+            if queue:
+                heapq.heapreplace(heads, (queue[0].sequence, name))
+            else:
+                del self._by_name[name]
+                heapq.heappop(heads)
+        return taken

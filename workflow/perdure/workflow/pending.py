@@ -1,0 +1,91 @@
+"""What a workflow has changed since its last commit: the dirty list.
+
+1. A change is encoded when it is made, so a batch is what was true when it was taken, whatever happens meanwhile.
+2. Only what changed is here: the cost of a commit does not depend on the length of history.
+3. `take` hands everything over as one batch; `put_back` returns a refused batch, under what was changed since.
+4. Deletions of a batch apply before its puts, so a deletion also drops the pending puts that it covers.
+"""
+
+from __future__ import annotations
+
+from perdure.storage import AlarmChange, Batch
+
+__all__ = ["Pending"]
+
+
+class Pending:
+    """The puts and deletions that the next batch will carry.
+
+    Attributes:
+        version: Counts changes; a commit that took version `n` made all changes up to `n` durable.
+    """
+
+    __slots__ = ("_alarm", "_deletes", "_prefixes", "_puts", "_ranges", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._puts: dict[bytes, bytes] = {}
+        self._deletes: dict[bytes, None] = {}
+        self._prefixes: list[bytes] = []
+        self._ranges: list[tuple[bytes, bytes]] = []
+        self._alarm: AlarmChange | None = None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Write one value."""
+        self.version += 1
+        self._puts[key] = value
+
+    def delete(self, key: bytes) -> None:
+        """Remove one key."""
+        self.version += 1
+        self._puts.pop(key, None)
+        self._deletes[key] = None
+
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Remove every key that starts with `prefix`."""
+        self.version += 1
+        for key in [key for key in self._puts if key.startswith(prefix)]:
+            del self._puts[key]
+        self._prefixes.append(prefix)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Remove every key with `start <= key < end`."""
+        self.version += 1
+        for key in [key for key in self._puts if start <= key < end]:
+            del self._puts[key]
+        self._ranges.append((start, end))
+
+    def set_alarm(self, change: AlarmChange) -> None:
+        """Arm or clear the alarm."""
+        self.version += 1
+        self._alarm = change
+
+    def take(self) -> Batch:
+        """Everything pending, as one batch; nothing is pending afterwards."""
+        puts, self._puts = self._puts, {}
+        deletes, self._deletes = self._deletes, {}
+        prefixes, self._prefixes = self._prefixes, []
+        ranges, self._ranges = self._ranges, []
+        alarm, self._alarm = self._alarm, None
+        return Batch(
+            puts=list(puts.items()),
+            deletes=[key for key in deletes if key not in puts],
+            delete_prefixes=prefixes,
+            delete_ranges=ranges,
+            alarm=alarm,
+        )
+
+    def put_back(self, batch: Batch) -> None:
+        """Return a batch of which nothing was written, as the oldest of what is pending."""
+        later = self.take()
+        for part in (batch, later):
+            for key in part.deletes:
+                self.delete(key)
+            for prefix in part.delete_prefixes:
+                self.delete_prefix(prefix)
+            for start, end in part.delete_ranges:
+                self.delete_range(start, end)
+            for key, value in part.puts:
+                self.put(key, value)
+            if part.alarm is not None:
+                self.set_alarm(part.alarm)

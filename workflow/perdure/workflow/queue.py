@@ -1,0 +1,123 @@
+"""`ctx.queue.next` and `next_batch`: reads of the mailbox.
+
+1. Taking messages and recording them is one batch; what was read once is never read again.
+2. A message beats the timeout; a read that timed out has taken nothing.
+3. A read `q` is stored as the reference engine stores it: messages at `q:0`, `q:1`, ..., their number at `q:count`, and
+   the time at which it gives up at `q:deadline`.
+4. A message's body goes into history as the bytes that were sent; it is decoded when it is handed out.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, cast
+
+from perdure.storage import decode_value, encode_value
+from perdure.storage.errors import DecodeError
+from perdure.storage.schema import MailboxMessage, MessageEntry, SleepEntry, SleepState
+from perdure.workflow.errors import HistoryDivergedError
+from perdure.workflow.history import Node
+from perdure.workflow.scope import Operation
+from perdure.workflow.types import Message
+from perdure.workflow.waits import Wait
+
+__all__ = ["run_queue_read"]
+
+
+def _text(value: str) -> bytes:
+    return encode_value(value)
+
+
+# The stored form of a message in history, as the reference writes it; the body between is spliced in as it was sent.
+_HEAD: Final = b"\xa6" + _text("__rivetWorkflowQueueMessage") + b"\x01" + _text("id")
+_NAME: Final = _text("name")
+_BODY: Final = _text("body")
+_CREATED_AT: Final = _text("createdAt") + b"\xfb"
+_TAIL: Final = _text("completed") + b"\xf4"
+
+
+def _encode_read(message: MailboxMessage) -> bytes:
+    created_at = struct.pack(">d", float(message.sent_at_ms))
+    name, message_id = _text(message.name), _text(message.id)
+    return b"".join((_HEAD, message_id, _NAME, name, _BODY, message.body, _CREATED_AT, created_at, _TAIL))
+
+
+def _decode_read(entry: MessageEntry, path: str) -> Message:
+    stored: Any = decode_value(entry.body)
+    if not isinstance(stored, dict) or "id" not in stored:
+        raise DecodeError(f"what history holds at {path} is not a queue message")
+    fields = cast("dict[str, Any]", stored)
+    created_at_ms = fields.get("createdAt", 0)
+    return Message(
+        str(fields["id"]), str(fields.get("name", entry.name)), fields.get("body"), float(created_at_ms) / 1000
+    )
+
+
+async def run_queue_read(
+    operation: Operation, names: tuple[str, ...] | None, count: int, timeout_ms: int | None
+) -> list[Message]:
+    """Take 1 to `count` messages, or none once the timeout has passed."""
+    scope = operation.scope
+    activation = scope.activation
+    read = operation.name
+    recorded = operation.find(MessageEntry, f"{read}:count")
+    deadline, deadline_ms = _deadline(operation, timeout_ms, is_over=recorded is not None)
+    if recorded is not None:
+        await activation.replayed()
+        return _replay(operation, recorded[2])
+    label = "*" if names is None else "|".join(names)
+    wanted = None if names is None else frozenset(names)
+    while True:
+        letters = activation.mailbox.take(names, count)
+        is_late = deadline_ms is not None and activation.clock.now_ms() >= deadline_ms
+        if not letters and not is_late:
+            await activation.park(Wait(deadline_ms, wanted))
+            continue
+        activation.progress()
+        if deadline is not None and deadline_ms is not None:
+            state = SleepState.INTERRUPTED if letters else SleepState.COMPLETED
+            activation.history.change(deadline, SleepEntry(deadline_ms, state))
+        messages: list[Message] = []
+        for index, letter in enumerate(letters):
+            message = letter.message
+            operation.create(MessageEntry(message.name, _encode_read(message)), f"{read}:{index}")
+            body = decode_value(message.body)
+            messages.append(Message(message.id, message.name, body, message.sent_at_ms / 1000))
+        operation.create(MessageEntry(f"{label}:count", encode_value(len(letters))), f"{read}:count")
+        await activation.commit()
+        return messages
+
+
+def _deadline(operation: Operation, timeout_ms: int | None, *, is_over: bool) -> tuple[Node | None, int | None]:
+    """The entry that says when the read gives up, made if the read is new and has a timeout."""
+    activation = operation.scope.activation
+    name = f"{operation.name}:deadline"
+    if timeout_ms is None and activation.history.known_number(name) is None:
+        return None, None
+    found = operation.find(SleepEntry, name)
+    if found is not None:
+        node, _, kind = found
+        return node, kind.deadline_ms  # the first run's, also if the code names another timeout now, or none
+    if timeout_ms is None or is_over:
+        return None, None
+    deadline_ms = activation.clock.now_ms() + timeout_ms
+    return operation.create(SleepEntry(deadline_ms, SleepState.PENDING), name), deadline_ms
+
+
+def _replay(operation: Operation, counted: MessageEntry) -> list[Message]:
+    count: Any = decode_value(counted.body)
+    messages: list[Message] = []
+    for index in range(int(count)):
+        name = f"{operation.name}:{index}"
+        found = operation.find(MessageEntry, name)
+        path = operation.scope.path_text(name)
+        if found is None:
+            raise HistoryDivergedError(
+                f"history counts {count} messages of the queue read {operation.name!r}, but holds none at {path}; the "
+                "namespace is damaged",
+                location=path,
+                found=None,
+                asked="a message",
+            )
+        messages.append(_decode_read(found[2], path))
+    return messages

@@ -1,0 +1,289 @@
+"""Running one workflow on one driver: `run_workflow`, `start_workflow`, `send_message`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import trio
+
+from perdure.storage import Driver, decode_value
+from perdure.workflow.activation import Activation, Closing
+from perdure.workflow.checks import check_workflow_id
+from perdure.workflow.clock import Clock
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Workflow, definition_of
+from perdure.workflow.errors import (
+    ErrorInfo,
+    InvalidArgumentError,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    WorkflowSuspendedError,
+)
+from perdure.workflow.handle import WorkflowHandle
+from perdure.workflow.ids import IdGenerator
+from perdure.workflow.snapshot import error_of, history_entries
+from perdure.workflow.states import WorkflowState
+from perdure.workflow.types import ANY_MESSAGE, HistoryEntry, RunMode, WorkflowResult
+from perdure.workflow.waits import Wait
+
+__all__ = ["ending_error", "run_workflow", "send_message", "start_workflow"]
+
+
+async def run_workflow(
+    workflow_id: str,
+    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
+    input: object,
+    driver: Driver,
+    *,
+    mode: RunMode = "yield",
+    clock: Clock | None = None,
+    ids: IdGenerator | None = None,
+) -> WorkflowResult:
+    """Run a workflow on its namespace, from the top, over what is recorded.
+
+    In `yield` mode it returns when the workflow ends or has to wait; by then its state, and the alarm at
+    `sleep_until`, are durable. Run it again when the time has come or a message was sent. In `live` mode it returns when
+    the workflow ends. Nothing else may run the workflow meanwhile.
+
+    Cancellation is an eviction: the function unwinds, what was recorded stays, and it can be run again.
+
+    Args:
+        workflow_id: Any non-empty text; part of what steps derive their idempotency keys from is stored with it.
+        fn: `async def fn(ctx, input)`.
+        input: Kept from the first run; later runs get the stored one, whatever is passed.
+        driver: The workflow's namespace; it stays open.
+        mode: `yield` or `live`.
+        clock: Where the time comes from; the system's clock unless given.
+        ids: Where entry ids come from; UUIDs of version 7 unless given.
+
+    Raises:
+        WorkflowFailedError: It ended as failed, now or in an earlier run.
+        WorkflowCancelledError: It was cancelled.
+        FaultError: The code cannot run it (divergence, misuse); nothing was written, right code goes on.
+        EncodeError: The input cannot be stored; nothing was written.
+        StorageError: The storage failed; run it again with a driver that works.
+    """
+    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids)
+    await activation.run(definition.function, mode=mode)
+    error = ending_error(activation)
+    if error is not None:
+        raise error
+    return _result(activation)
+
+
+async def _prepare(
+    workflow_id: str,
+    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
+    input: object,
+    driver: Driver,
+    mode: RunMode,
+    clock: Clock | None,
+    ids: IdGenerator | None,
+) -> tuple[Workflow[Any, Any], Activation]:
+    check_workflow_id(workflow_id)
+    definition = definition_of(fn)
+    check_driver(driver)
+    if mode not in ("yield", "live"):
+        raise InvalidArgumentError(f'mode must be "yield" or "live", not {mode!r}')
+    activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids)
+    if activation.is_new:
+        activation.create(definition.name, input)
+    elif not activation.history.state.is_terminal:
+        activation.history.adopt(definition.name, activation.ids.random_bytes(16))
+    return definition, activation
+
+
+def check_driver(driver: object) -> None:
+    """Refuse what is no driver.
+
+    Raises:
+        InvalidArgumentError: It lacks a driver's methods.
+    """
+    if not isinstance(driver, Driver):
+        raise InvalidArgumentError(
+            f"a driver is needed, not {type(driver).__name__}; write for example `await SqliteDriver.open(path, create=True)`"
+        )
+
+
+def ending_error(activation: Activation) -> WorkflowFailedError | WorkflowCancelledError | None:
+    """The error with which an ended workflow's result is awaited, if it has one."""
+    history = activation.history
+    if history.state is WorkflowState.CANCELLED:
+        return WorkflowCancelledError(
+            f"workflow {history.workflow_id!r} was cancelled", workflow_id=history.workflow_id
+        )
+    if history.state is not WorkflowState.FAILED:
+        return None
+    info = cast("ErrorInfo", error_of(history) or ErrorInfo("Error", "no reason was recorded"))
+    error = WorkflowFailedError(info.message, workflow_id=history.workflow_id, error=info)
+    error.__cause__ = activation.failure
+    return error
+
+
+def _result(activation: Activation) -> WorkflowResult:
+    history = activation.history
+    if history.state is WorkflowState.COMPLETED:
+        return WorkflowResult(history.state, None if history.output is None else decode_value(history.output))
+    wait = activation.waiting if activation.closing is Closing.PARKED else None
+    if wait is None:
+        return WorkflowResult(history.state)
+    sleep_until = None if wait.deadline_ms is None else wait.deadline_ms / 1000
+    return WorkflowResult(history.state, None, sleep_until, _message_names(wait))
+
+
+def _message_names(wait: Wait) -> tuple[str, ...] | None:
+    if wait.names is None:
+        return ANY_MESSAGE
+    return tuple(sorted(wait.names)) or None
+
+
+async def send_message(
+    driver: Driver, name: str, body: object, *, id: str | None = None, clock: Clock | None = None
+) -> None:
+    """Append a message to the mailbox of a workflow that nothing is running; durable on return.
+
+    Also arms the workflow's alarm for now, so that a host that looks at alarms runs it.
+
+    Args:
+        driver: The workflow's namespace.
+        name: The message's name, non-empty text of at most 512 bytes.
+        body: What a step could return.
+        id: Sending the same id again delivers nothing (the last 1,000 ids are remembered).
+        clock: Where the time comes from; the system's clock unless given.
+
+    Raises:
+        WorkflowEndedError: The workflow is terminal.
+        EncodeError: The body cannot be stored.
+        StorageError: It is not known to be stored.
+    """
+    check_driver(driver)
+    activation = await Activation.load(await _stored_id(driver), driver, clock=clock)
+    await activation.message(name, body, message_id=id)
+
+
+async def _stored_id(driver: Driver) -> str:
+    from perdure.storage import layout
+
+    return (await driver.get(layout.WORKFLOW_ID_KEY) or b"").decode()
+
+
+async def start_workflow(
+    nursery: trio.Nursery,
+    workflow_id: str,
+    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
+    input: object,
+    driver: Driver,
+    *,
+    mode: RunMode = "live",
+    clock: Clock | None = None,
+    ids: IdGenerator | None = None,
+) -> WorkflowHandle:
+    """Run a workflow in the background, in `nursery`, and return its handle.
+
+    The workflow's failure does not cancel the nursery; `handle.result()` raises it. Cancelling the nursery evicts the
+    workflow. Arguments and errors are those of `run_workflow`.
+    """
+    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids)
+    await activation.commit_from_outside()
+    handle = _LocalHandle(nursery, definition, activation, mode)
+    handle.start()
+    return handle
+
+
+class _LocalHandle:
+    """The handle of a workflow that runs in this process, in a nursery of the caller's."""
+
+    def __init__(
+        self, nursery: trio.Nursery, definition: Workflow[Any, Any], activation: Activation, mode: RunMode
+    ) -> None:
+        self._nursery = nursery
+        self._definition = definition
+        self._activation = activation
+        self._mode: RunMode = mode
+        self._stopped = trio.Event()
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        self._stopped = trio.Event()
+        self._error = None
+        self._nursery.start_soon(self._run, name=f"workflow {self.workflow_id!r}")
+
+    async def _run(self) -> None:
+        stopped = self._stopped
+        try:
+            await self._activation.run(self._definition.function, mode=self._mode)
+        except Exception as error:
+            self._error = error
+        finally:
+            stopped.set()
+
+    @property
+    def workflow_id(self) -> str:
+        """The workflow's id."""
+        return self._activation.history.workflow_id
+
+    async def result(self) -> Any:
+        """What the workflow returned, once it has ended."""
+        await self._stopped.wait()
+        if self._error is not None:
+            raise self._error
+        error = ending_error(self._activation)
+        if error is not None:
+            raise error
+        history = self._activation.history
+        if not history.state.is_terminal:
+            raise WorkflowSuspendedError(
+                f"workflow {self.workflow_id!r} is {history.state.value}: it waits or was evicted; run it again when it is due",
+                workflow_id=self.workflow_id,
+                state=history.state.value,
+            )
+        return None if history.output is None else decode_value(history.output)
+
+    async def message(self, name: str, body: object, *, id: str | None = None) -> None:
+        """Put a message into the mailbox; durable on return."""
+        await self._activation.message(name, body, message_id=id)
+
+    async def wake(self) -> None:
+        """End pending sleeps and retry backoffs."""
+        await self._activation.wake()
+
+    async def recover(self) -> None:
+        """Make a failed workflow runnable again; in live mode it runs at once."""
+        await self._stopped_if_failed()
+        if await self._activation.recover() and self._mode == "live":
+            self._activation = await Activation.load(
+                self.workflow_id, self._activation.driver, clock=self._activation.clock, ids=self._activation.ids
+            )
+            self.start()
+
+    async def _stopped_if_failed(self) -> None:
+        if self._activation.history.state is WorkflowState.FAILED:
+            await self._stopped.wait()
+
+    async def evict(self) -> None:
+        """Make the function unwind; returns when it has."""
+        self._activation.evict()
+        await self._stopped.wait()
+
+    async def cancel(self) -> None:
+        """End the workflow as cancelled, for good; durable on return."""
+        await self._activation.cancel()
+
+    async def get_state(self) -> WorkflowState:
+        """Where it stands now."""
+        return self._activation.history.state
+
+    async def get_output(self) -> Any:
+        """What it returned, or `None`."""
+        output = self._activation.history.output
+        return None if output is None else decode_value(output)
+
+    async def get_error(self) -> ErrorInfo | None:
+        """What it failed with, or `None`."""
+        error: ErrorInfo | None = error_of(self._activation.history)
+        return error
+
+    async def history(self) -> tuple[HistoryEntry, ...]:
+        """Its entries, decoded."""
+        return history_entries(self._activation.history)

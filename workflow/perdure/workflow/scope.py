@@ -1,0 +1,242 @@
+"""Scopes and operations: where an entry belongs, and that each is asked for once.
+
+1. Names are unique within a scope, on the first run too, since a second entry of the same name could never be replayed.
+2. One operation at a time per scope: operations are recorded in the order in which they are asked for, and a scope whose
+   operations overlap has no such order. Concurrency is what branches, each with a scope of its own, are for.
+3. What is recorded in a scope and was not asked for by its end is divergence.
+4. A queue read `q` stores its entries under the derived names `q:count`, `q:deadline` and `q:0`, `q:1`, ...; an entry of the
+   user's own by one of these names in the same scope is refused, whichever comes first.
+5. A cancellation that is neither ours nor comes from outside the workflow is the workflow's own: a fault (promise 5).
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+
+import trio
+
+from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location
+from perdure.workflow.checks import check_name
+from perdure.workflow.errors import (
+    DuplicateNameError,
+    FaultError,
+    HistoryDivergedError,
+    MisuseError,
+    OperationInProgressError,
+    SuspendSignal,
+)
+from perdure.workflow.history import Node
+
+if TYPE_CHECKING:
+    from perdure.workflow.activation import Activation
+
+__all__ = ["Operation", "OperationName", "Scope"]
+
+OperationName: TypeAlias = Literal["step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch"]
+"""The method of the context that was called."""
+
+KindT = TypeVar("KindT", bound=EntryKind)
+
+_DERIVED: Final = re.compile(r"(?s)(.+):(?:count|deadline|[0-9]+)")
+
+
+class Scope:
+    """One sequence of operations: the root of a workflow, or one iteration of a loop.
+
+    Attributes:
+        activation: Whose scope it is.
+        location: Its place; entries lie directly below.
+        node: Its node in history's tree.
+        unvisited: Numbers of the recorded names below that were not asked for yet.
+        inner: The scope of the operation in progress, if that has one.
+    """
+
+    __slots__ = (
+        "_busy",
+        "_derived",
+        "_names",
+        "_queues",
+        "activation",
+        "inner",
+        "is_closed",
+        "location",
+        "node",
+        "unvisited",
+    )
+
+    def __init__(self, activation: Activation, location: Location, node: Node) -> None:
+        self.activation = activation
+        self.location = location
+        self.node = node
+        self.unvisited = set(node.children)
+        self.inner: Scope | None = None
+        self.is_closed = False
+        self._busy: str | None = None
+        self._names: dict[str, str] = {}
+        self._queues: set[str] = set()
+        self._derived: dict[str, str] = {}
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether recorded entries are still ahead, here or in the operation in progress."""
+        return bool(self.unvisited) or (self.inner is not None and self.inner.is_replaying)
+
+    def path_text(self, name: str | int | None = None) -> str:
+        """The scope's place, or that of a name in it, for messages."""
+        path = self.activation.history.path_of(self.location)
+        parts = [repr(part) if isinstance(part, str) else f"#{part}" for part in path]
+        if name is not None:
+            parts.append(repr(name))
+        return " > ".join(parts) or "the workflow's top level"
+
+    def claim(self, name: str, operation: OperationName) -> None:
+        """Make the name this operation's, or raise."""
+        if self.is_closed:
+            raise MisuseError(
+                f"ctx.{operation}({name!r}, ...) was called on the context of a scope that is over; use the context that "
+                "the function in progress was given"
+            )
+        if self._busy is not None:
+            raise OperationInProgressError(
+                f"{operation} {name!r} was started while {self._busy} is in progress at {self.path_text()}; await each "
+                "operation before the next one, and use branches for what is to run at once",
+                name=name,
+                in_progress=self._busy,
+            )
+        earlier = self._names.get(name)
+        if earlier is not None:
+            raise DuplicateNameError(
+                f"{operation} {name!r} has the name of an earlier {earlier} at {self.path_text()}; names are unique within "
+                "a scope, so give it another (in a loop, use ctx.loop)",
+                name=name,
+            )
+        if operation in ("queue.next", "queue.next_batch"):
+            if name in self._derived:
+                raise self._alias(name, self._derived[name])
+            self._queues.add(name)
+        elif ":" in name and (match := _DERIVED.fullmatch(name)):
+            if match[1] in self._queues:
+                raise self._alias(match[1], name)
+            self._derived.setdefault(match[1], name)
+        self._names[name] = operation
+        self._busy = f"{operation} {name!r}"
+
+    def _alias(self, queue: str, name: str) -> DuplicateNameError:
+        return DuplicateNameError(
+            f"the queue read {queue!r} stores its messages under names like {queue + ':0'!r}, which the entry {name!r} at "
+            f"{self.path_text()} has; rename one of them",
+            name=name,
+        )
+
+    def release(self) -> None:
+        """The operation in progress is over."""
+        self._busy = None
+
+    def close(self, *, cause: BaseException | None = None) -> None:
+        """The scope's function is over: nothing recorded may be left.
+
+        Raises:
+            HistoryDivergedError: The code no longer asks for something that history holds.
+            OperationInProgressError: An operation is still in progress.
+        """
+        self.is_closed = True
+        if self._busy is not None:
+            raise OperationInProgressError(
+                f"the function at {self.path_text()} ended while {self._busy} was in progress; await every operation",
+                name="",
+                in_progress=self._busy,
+            )
+        if self.unvisited:
+            number = min(number for number in self.unvisited if isinstance(number, int))
+            name = self.activation.history.names[number]
+            found = _describe_node(self.node.children[number])
+            ended = "ended" if cause is None else f"ended with {type(cause).__name__}"
+            raise HistoryDivergedError(
+                f"history holds {found} {name!r} at {self.path_text()}, but the code {ended} without asking for it; restore "
+                "that operation",
+                location=self.path_text(name),
+                found=found,
+                asked=None,
+            ) from cause
+
+
+def _describe_node(node: Node) -> str:
+    return "a block" if node.entry is None else f"a {KIND_NAMES[type(node.entry.kind)]}"
+
+
+class Operation:
+    """One call of a context's method, from its check to its end; a context manager.
+
+    Attributes:
+        scope: Where it was called.
+        name: What it was called.
+    """
+
+    __slots__ = ("_claimed", "_operation", "name", "scope")
+
+    def __init__(self, scope: Scope, name: str, operation: OperationName) -> None:
+        self.scope = scope
+        self.name = name
+        self._operation: OperationName = operation
+        self._claimed = False
+
+    def __enter__(self) -> Operation:
+        activation = self.scope.activation
+        if activation.closing is not None:
+            raise SuspendSignal
+        try:
+            check_name(self.name, self._operation)
+            self.scope.claim(self.name, self._operation)
+        except FaultError as error:
+            activation.fault(error)
+            raise
+        self._claimed = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.scope.release()
+        if error is None:
+            return
+        if isinstance(error, FaultError):
+            self.scope.activation.fault(error)
+        elif isinstance(error, trio.Cancelled):
+            self.scope.activation.note_cancelled(self.name, self._operation)
+
+    def find(self, kind: type[KindT], name: str | None = None) -> tuple[Node, Entry, KindT] | None:
+        """The recorded entry of this operation, or of one of its derived names; counts as asking for it.
+
+        Raises:
+            HistoryDivergedError: History holds another kind there.
+        """
+        scope = self.scope
+        history = scope.activation.history
+        number = history.number_of(self.name if name is None else name)
+        scope.unvisited.discard(number)
+        node = scope.node.children.get(number)
+        if node is None:
+            return None
+        entry = node.entry
+        if entry is None or type(entry.kind) is not kind:
+            found, asked = _describe_node(node), f"a {KIND_NAMES[kind]}"
+            name = name or self.name
+            raise HistoryDivergedError(
+                f"history holds {found} {name!r} at {scope.path_text()}, where the code asks for {asked}; restore the "
+                "operation that was there, or give the new one another name",
+                location=scope.path_text(name),
+                found=found,
+                asked=asked,
+            )
+        return node, entry, entry.kind
+
+    def create(self, kind: EntryKind, name: str | None = None) -> Node:
+        """Record a new entry of this operation, or of one of its derived names."""
+        scope = self.scope
+        activation = scope.activation
+        number = activation.history.number_of(self.name if name is None else name)
+        node = scope.node.children[number] = Node()
+        activation.history.put_entry(node, Entry(activation.ids.next_id(), (*scope.location, number), kind))
+        return node

@@ -1,0 +1,403 @@
+"""`ctx.step`: an effect whose outcome is recorded.
+
+1. A recorded outcome is returned (or raised) without calling the function.
+2. The outcome is durable when the step returns. An ordinary step is written only at its outcome, so a crash in between
+   runs it again; an `at_most_once` step is written before it begins, so a crash in between is known as such.
+3. The value returned is the stored one, decoded, on the first run too.
+4. An attempt that fails is recorded, then the branch parks until the retry is due; attempts never overlap.
+5. A success is recorded even when the workflow is being evicted meanwhile; an error that comes out of an eviction is not
+   the step's, and is not recorded.
+6. Nothing of the storage's trouble counts as a failure of the step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, cast
+from uuid import UUID
+
+import trio
+
+from perdure.storage import decode_value, round_trip
+from perdure.storage.errors import EncodeError
+from perdure.storage.keys import pack
+from perdure.storage.schema import Entry, EntryMetadata, EntryStatus, StepEntry
+from perdure.workflow.activation import Activation
+from perdure.workflow.checks import check_count, check_duration, check_function, ms_ceil
+from perdure.workflow.errors import (
+    ErrorInfo,
+    FailureKind,
+    InvalidArgumentError,
+    MisuseError,
+    StepError,
+    SuspendSignal,
+)
+from perdure.workflow.failures import (
+    cut_text,
+    describe,
+    failure_kind,
+    info_from_map,
+    info_from_text,
+    info_to_map,
+    kind_from_text,
+    step_error,
+)
+from perdure.workflow.history import Node
+from perdure.workflow.scope import Operation
+from perdure.workflow.threads import run_in_thread, wait_for_abandoned
+from perdure.workflow.waits import Wait
+
+__all__ = ["StepInfo", "StepOptions", "check_step_options", "current_step", "run_step"]
+
+DEFAULT_MAX_RETRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """The step in whose function the caller is.
+
+    Attributes:
+        workflow_id: The workflow's id.
+        name: The step's name.
+        path: Its place in the workflow: names, and numbers for loop iterations.
+        attempt: 1 for the first attempt, as far as outcomes were recorded.
+    """
+
+    workflow_id: str
+    name: str
+    path: tuple[str | int, ...]
+    attempt: int
+    _seed: bytes
+
+    @property
+    def idempotency_key(self) -> str:
+        """A UUID for this step of this workflow: the same for every attempt, also after restarts; no other step has it.
+
+        Hand it to services that accept one: effects outside of the workflow happen at least once.
+        """
+        parts = tuple(part if isinstance(part, str) else (part,) for part in self.path)
+        digest = bytearray(sha256(self._seed + pack(parts)).digest()[:16])
+        digest[6] = 0x80 | (digest[6] & 0x0F)  # RFC 9562 version 8: made by a rule of our own
+        digest[8] = 0x80 | (digest[8] & 0x3F)
+        return str(UUID(bytes=bytes(digest)))
+
+
+_current_step: ContextVar[StepInfo] = ContextVar("perdure_current_step")
+
+
+def current_step() -> StepInfo:
+    """The step in whose function (or worker thread) this is called.
+
+    Raises:
+        MisuseError: It is called outside of a step.
+    """
+    info = _current_step.get(None)
+    if info is None:
+        raise MisuseError(
+            "current_step() was called outside of a step; call it in the function that you give to ctx.step"
+        )
+    return info
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """A step's checked options; durations in seconds."""
+
+    max_retries: int
+    retry_backoff_base: float
+    retry_backoff_max: float
+    timeout: float
+    retry_on_timeout: bool
+    ephemeral: bool
+    at_most_once: bool
+
+    def retry_at_ms(self, metadata: EntryMetadata) -> int:
+        """When the next attempt is due: exponential, without jitter, so that every run gives the same."""
+        delay = min(self.retry_backoff_max, self.retry_backoff_base * 2.0 ** min(metadata.attempts, 1000))
+        return metadata.last_attempt_at_ms + ms_ceil(delay)
+
+
+_USUAL: Final = StepOptions(DEFAULT_MAX_RETRIES, 0.1, 30.0, 30.0, False, False, False)
+
+
+def check_step_options(
+    max_retries: int | None,
+    retry_backoff_base: float,
+    retry_backoff_max: float,
+    timeout: float,
+    retry_on_timeout: bool,
+    ephemeral: bool,
+    at_most_once: bool,
+) -> StepOptions:
+    """The options as they will be used.
+
+    Raises:
+        InvalidArgumentError: One is out of range, or two contradict each other.
+    """
+    if at_most_once:
+        if max_retries or retry_on_timeout:
+            raise InvalidArgumentError(
+                "a step cannot be both at_most_once and retried; leave out max_retries= and retry_on_timeout=, or leave out "
+                "at_most_once="
+            )
+        if ephemeral:
+            raise InvalidArgumentError(
+                "a step cannot be both at_most_once and ephemeral, which may run again; leave one out"
+            )
+        max_retries = 0
+    elif max_retries is None:
+        max_retries = DEFAULT_MAX_RETRIES
+    return StepOptions(
+        check_count(max_retries, "max_retries", least=0, example="max_retries=3 (0 for none)"),
+        check_duration(retry_backoff_base, "retry_backoff_base", "retry_backoff_base=0.1"),
+        check_duration(retry_backoff_max, "retry_backoff_max", "retry_backoff_max=30.0"),
+        check_duration(timeout, "timeout", "timeout=30.0 (0 for none)"),
+        bool(retry_on_timeout),
+        bool(ephemeral),
+        bool(at_most_once),
+    )
+
+
+def usual_options() -> StepOptions:
+    """What a step does when no option is given."""
+    return _USUAL
+
+
+def _is_async(fn: Callable[..., object]) -> bool:
+    target = fn
+    while isinstance(target, partial):
+        target = cast("Callable[..., object]", target.func)
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+
+
+async def run_step(operation: Operation, fn: Callable[..., Any], args: tuple[Any, ...], options: StepOptions) -> Any:
+    """Return the step's recorded value, or run it until it has one."""
+    check_function(fn, "a step's function", "ctx.step(name, fn, argument)")
+    activation = operation.scope.activation
+    history = activation.history
+    found = operation.find(StepEntry)
+    if found is None:
+        return await _Attempts(operation, activation, fn, args, options, None, EntryMetadata()).run()
+    node, entry, kind = found
+    if kind.output is not None:
+        await activation.replayed()
+        return decode_value(kind.output)
+    metadata = history.metadata(entry.id) or EntryMetadata()
+    if metadata.status is EntryStatus.COMPLETED:
+        await activation.replayed()
+        return None
+    if metadata.status is EntryStatus.EXHAUSTED:
+        await activation.replayed()
+        raise _recorded_failure(activation, operation.name, entry, kind, metadata)
+    return await _Attempts(operation, activation, fn, args, options, node, metadata).run()
+
+
+def _recorded_failure(
+    activation: Activation, name: str, entry: Entry, kind: StepEntry, metadata: EntryMetadata
+) -> StepError:
+    detail = activation.history.detail(entry.id)
+    text = metadata.error or kind.error or "Error: no reason was recorded"
+    if "error" in detail:
+        stored_kind = cast("FailureKind", detail.get("kind", "exhausted"))
+        return step_error(stored_kind, name, metadata.attempts, info_from_map(detail["error"]), entry.id)
+    return step_error(kind_from_text(text), name, metadata.attempts, info_from_text(text), entry.id)
+
+
+class _Attempts:
+    """The attempts of one step in this activation, one after another."""
+
+    __slots__ = (
+        "_activation",
+        "_args",
+        "_begun_at_ms",
+        "_fn",
+        "_is_async",
+        "_metadata",
+        "_node",
+        "_number",
+        "_operation",
+        "_options",
+    )
+
+    def __init__(
+        self,
+        operation: Operation,
+        activation: Activation,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: StepOptions,
+        node: Node | None,
+        metadata: EntryMetadata,
+    ) -> None:
+        self._operation = operation
+        self._activation = activation
+        self._fn = fn
+        self._args = args
+        self._options = options
+        self._node = node
+        self._metadata = metadata
+        self._number = metadata.attempts
+        self._begun_at_ms = metadata.last_attempt_at_ms
+        self._is_async = _is_async(fn)
+
+    async def run(self) -> Any:
+        metadata = self._metadata
+        options = self._options
+        if metadata.status is EntryStatus.RUNNING and options.at_most_once:
+            info = ErrorInfo("StepInterruptedError", "the process ended while the step was running")
+            raise await self._give_up("interrupted", info)
+        while True:
+            if metadata.status is EntryStatus.FAILED:
+                if metadata.attempts > options.max_retries:
+                    raise await self._give_up("exhausted", self._last_error())
+                retry_at_ms = options.retry_at_ms(metadata)
+                if self._activation.clock.now_ms() < retry_at_ms:
+                    await self._activation.park(Wait(retry_at_ms, wakeable=True))
+                    continue  # wake() may have made it due
+            outcome = await self._attempt()
+            if outcome is not None:
+                return outcome[0]
+
+    async def _attempt(self) -> tuple[Any] | None:
+        """Run the function once and record what came of it: its value in a tuple, or `None` if it is to be retried."""
+        activation, metadata, options = self._activation, self._metadata, self._options
+        if not self._is_async:
+            await wait_for_abandoned(self._thread_key())
+        self._number = metadata.attempts + 1
+        self._begun_at_ms = activation.clock.now_ms()
+        if options.at_most_once:
+            metadata.status = EntryStatus.RUNNING
+            self._record(StepEntry(None, None))
+        await activation.begin_step(at_most_once=options.at_most_once)
+        error: Exception | None = None
+        value: Any = None
+        token = _current_step.set(self._info())
+        try:
+            with trio.CancelScope() as timer:
+                if options.timeout:
+                    timer.deadline = trio.current_time() + options.timeout
+                try:
+                    value = await self._call()
+                except Exception as raised:
+                    error = raised
+        finally:
+            _current_step.reset(token)
+        if timer.cancelled_caught:
+            await self._fail_by_timeout()
+            return None
+        if error is not None:
+            await self._fail(error)
+            return None
+        return await self._succeed(value)
+
+    def _info(self) -> StepInfo:
+        history = self._activation.history
+        return StepInfo(history.workflow_id, self._operation.name, self._path(), self._number, history.seed or b"")
+
+    def _path(self) -> tuple[str | int, ...]:
+        return (*self._activation.history.path_of(self._operation.scope.location), self._operation.name)
+
+    async def _call(self) -> Any:
+        if self._is_async:
+            return await self._fn(*self._args)
+        value = await run_in_thread(self._fn, self._args, key=self._thread_key(), limiter=self._activation.step_limiter)
+        if inspect.iscoroutine(value):
+            value.close()
+            error = InvalidArgumentError(
+                f"the function of step {self._operation.name!r} is a plain function that returned a coroutine; pass "
+                "the coroutine function itself: ctx.step(name, fn, argument)"
+            )
+            self._activation.fault(error)
+            raise error
+        return value
+
+    def _thread_key(self) -> tuple[bytes, tuple[str | int, ...]]:
+        return self._activation.history.seed or b"", self._path()
+
+    async def _succeed(self, value: Any) -> tuple[Any] | None:
+        activation, metadata = self._activation, self._metadata
+        data: bytes | None = None
+        if value is not None:
+            try:
+                data, value = round_trip(
+                    value, bytes_max=activation.user_bytes_max, what=f"the result of step {self._operation.name!r}"
+                )
+            except EncodeError as error:
+                raise await self._give_up("critical", describe(error)) from error
+        activation.progress()
+        metadata.status = EntryStatus.COMPLETED
+        metadata.error = None
+        metadata.completed_at_ms = activation.clock.now_ms()
+        node = self._node
+        # The reference keeps the last failed attempt's text beside the output; a large output leaves no room for it.
+        last_error = node.entry.kind.error if node and node.entry and isinstance(node.entry.kind, StepEntry) else None
+        if last_error is not None:
+            activation.history.delete_detail(self._entry_id())
+            if data is not None and len(data) + len(last_error.encode()) > activation.user_bytes_max:
+                last_error = None
+        self._record(StepEntry(data, last_error))
+        if self._options.ephemeral:
+            await trio.lowlevel.checkpoint()
+        else:
+            await activation.commit()
+        return (value,)
+
+    async def _fail(self, error: Exception) -> None:
+        if self._activation.closing is not None:
+            raise SuspendSignal from error  # it came out of the unwinding, not out of the step
+        kind = failure_kind(error)
+        info = describe(error)
+        if kind is None and self._number > self._options.max_retries:
+            kind = "exhausted"
+        if kind is not None:
+            raise await self._give_up(kind, info) from error
+        self._record_failure(EntryStatus.FAILED, "exhausted", info)
+
+    async def _fail_by_timeout(self) -> None:
+        info = ErrorInfo("StepTimeoutError", f"it was cancelled after {self._options.timeout:g} seconds")
+        if not self._options.retry_on_timeout or self._number > self._options.max_retries:
+            raise await self._give_up("timeout", info)
+        self._record_failure(EntryStatus.FAILED, "timeout", info)
+
+    async def _give_up(self, kind: FailureKind, info: ErrorInfo) -> StepError:
+        """Record that the step failed for good; durable on return."""
+        self._record_failure(EntryStatus.EXHAUSTED, kind, info)
+        await self._activation.commit()
+        return step_error(kind, self._operation.name, self._number, info, self._entry_id())
+
+    def _record_failure(self, status: EntryStatus, kind: FailureKind, info: ErrorInfo) -> None:
+        self._activation.progress()
+        text = cut_text(str(info))
+        self._metadata.status = status
+        self._metadata.error = text
+        self._record(StepEntry(None, text))
+        self._activation.history.put_detail(self._entry_id(), {"kind": kind, "error": info_to_map(info)})
+
+    def _record(self, kind: StepEntry) -> None:
+        history, metadata = self._activation.history, self._metadata
+        metadata.attempts = self._number
+        metadata.last_attempt_at_ms = self._begun_at_ms
+        if metadata.created_at_ms == 0:
+            metadata.created_at_ms = self._begun_at_ms
+        if self._node is None:
+            self._node = self._operation.create(kind)
+        else:
+            history.change(self._node, kind)
+        history.put_metadata(self._node, metadata)
+
+    def _entry_id(self) -> str:
+        node = self._node
+        assert node is not None, "the step was recorded"
+        assert node.entry is not None, "the step was recorded"
+        return node.entry.id
+
+    def _last_error(self) -> ErrorInfo:
+        detail = self._activation.history.detail(self._entry_id())
+        if "error" in detail:
+            return info_from_map(detail["error"])
+        return info_from_text(self._metadata.error or "Error")

@@ -1,0 +1,127 @@
+"""The plain values that the engine takes and gives."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+from perdure.storage.schema import EntryMetadata
+from perdure.workflow.errors import ErrorInfo
+from perdure.workflow.states import WorkflowState
+
+__all__ = [
+    "ANY_MESSAGE",
+    "Break",
+    "Continue",
+    "HistoryEntry",
+    "Message",
+    "RunMode",
+    "SleepOutcome",
+    "WorkflowResult",
+    "WorkflowSnapshot",
+]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+RunMode: TypeAlias = Literal["yield", "live"]
+"""`yield`: return when the workflow has to wait. `live`: stay, and go on when the wait ends."""
+
+ANY_MESSAGE: Final = ("*",)
+"""What `waiting_for_messages` holds when a message of any name ends the wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue(Generic[S]):
+    """A loop body's answer: run another iteration, with this state."""
+
+    state: S
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Generic[T]):
+    """A loop body's answer: the loop is done, with this value."""
+
+    value: T
+
+
+class SleepOutcome(enum.Enum):
+    """How a sleep ended."""
+
+    COMPLETED = "completed"
+    """Its time came."""
+    INTERRUPTED = "interrupted"
+    """`wake()` ended it early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that was taken from the mailbox.
+
+    Attributes:
+        id: The sender's id for it, or one that was made for it.
+        name: What it is about.
+        body: The value that was sent.
+        created_at: When it was sent, in seconds since the epoch.
+    """
+
+    id: str
+    name: str
+    body: Any
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """How one run of a workflow ended.
+
+    Attributes:
+        state: The workflow's state now.
+        output: What the function returned, once `state` is `COMPLETED`.
+        sleep_until: The earliest time at which it has to be run again, in seconds since the epoch, or `None`.
+        waiting_for_messages: Names of the messages that it waits for, sorted; `ANY_MESSAGE` for any; `None` for none.
+    """
+
+    state: WorkflowState
+    output: Any = None
+    sleep_until: float | None = None
+    waiting_for_messages: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One entry of a workflow's history, decoded for reading.
+
+    Attributes:
+        path: Where it is: names, and numbers for loop iterations.
+        kind: `step`, `loop`, `sleep`, `message`, `rollback_checkpoint`, `join`, `race`, `removed` or `version_check`.
+        data: The entry's fields by name; user values are decoded.
+        metadata: Status, attempts and times, where the entry has them.
+        id: The entry's id.
+    """
+
+    path: tuple[str | int, ...]
+    kind: str
+    data: dict[str, Any]
+    metadata: EntryMetadata | None
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowSnapshot:
+    """A workflow as it is stored, read without running it.
+
+    Attributes:
+        state: `PENDING` for an empty namespace.
+        input: What it was started with.
+        output: What it returned, or `None`.
+        error: What it failed with, or `None`.
+        entries: Its history, parents before children.
+    """
+
+    state: WorkflowState
+    input: Any
+    output: Any
+    error: ErrorInfo | None
+    entries: tuple[HistoryEntry, ...]

@@ -1,0 +1,74 @@
+"""What parked branches wait for, as plain data, and the parking place itself.
+
+1. A `Wait` says what ends it: a deadline, messages of some names, or both. "Any message" absorbs named waits.
+2. A workflow wakes at the earliest deadline of its waits and for the union of their names.
+3. A parked branch is woken by cancelling its own little scope, so that one parked branch costs one scope and no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import trio
+
+from perdure.workflow.clock import Clock
+
+__all__ = ["Parking", "Wait", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a parked branch waits for.
+
+    Attributes:
+        deadline_ms: When it ends by itself (milliseconds since the epoch), or `None`.
+        names: The message names that end it: empty for none, `None` for any.
+        wakeable: Whether `wake()` ends it (sleeps and retries, not the deadlines of queue reads).
+    """
+
+    deadline_ms: int | None = None
+    names: frozenset[str] | None = frozenset()
+    wakeable: bool = False
+
+    def wants(self, name: str) -> bool:
+        """Whether a message of this name ends the wait."""
+        return self.names is None or name in self.names
+
+
+def merge(waits: Iterable[Wait]) -> Wait:
+    """What a workflow waits for whose branches wait for these."""
+    deadline_ms: int | None = None
+    names: frozenset[str] | None = frozenset()
+    for wait in waits:
+        if wait.deadline_ms is not None:
+            deadline_ms = wait.deadline_ms if deadline_ms is None else min(deadline_ms, wait.deadline_ms)
+        names = None if names is None or wait.names is None else names | wait.names
+    return Wait(deadline_ms, names)
+
+
+class Parking:
+    """A parked branch: what it waits for, and how it is woken."""
+
+    __slots__ = ("_scope", "is_woken", "wait")
+
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
+        self.is_woken = False
+        self._scope: trio.CancelScope | None = None
+
+    def wake(self) -> None:
+        """End the wait; waking twice is fine."""
+        self.is_woken = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def until_woken(self, clock: Clock) -> None:
+        """Wait until `wake` was called or the deadline has passed."""
+        with trio.CancelScope() as self._scope:
+            if self.is_woken:
+                self._scope.cancel()
+            if self.wait.deadline_ms is None:
+                await trio.sleep_forever()
+            else:
+                await clock.wait_until_ms(self.wait.deadline_ms)
