@@ -384,11 +384,16 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _same(found: object, expected: object, what: str) -> None:
-    if isinstance(expected, list):
-        # A driver may return any sequence of pairs.
-        found = list(cast("Sequence[object]", found))
+    found = _listed(found)
     if found != expected:
         raise AssertionError(f"{what}: expected {_short(expected)}, found {_short(found)}")
+
+
+def _listed(value: object) -> object:
+    """A driver may return any sequence of pairs."""
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, tuple)):
+        return list(cast("Sequence[object]", value))
+    return value
 
 
 def _short(value: object) -> str:
