@@ -384,18 +384,12 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _same(found: object, expected: object, what: str) -> None:
-    found = _listed(found)
+    if type(expected) is list:
+        # A driver may return any sequence of pairs.
+        found = list(cast("Sequence[object]", found))
     if found != expected:
-        raise AssertionError(f"{what}: expected {_short(expected)}, found {_short(found)}")
+        raise AssertionError(f"{what}: expected {_short(repr(expected))}, found {_short(repr(found))}")
 
 
-def _listed(value: object) -> object:
-    """A driver may return any sequence of pairs."""
-    if isinstance(value, Sequence) and not isinstance(value, (bytes, tuple)):
-        return list(cast("Sequence[object]", value))
-    return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
+def _short(text: str) -> str:
     return text if len(text) <= 2000 else f"{text[:1000]} ... {text[-1000:]}"
