@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar, TypeAlias, TypeVar, cast
+from typing import ClassVar, TypeAlias, TypeVar
 
 from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver
 from perdure.storage.errors import BatchRefusedError, DriverClosedError, ValueTooLargeError
@@ -86,14 +86,14 @@ class DriverConformance:
     async def test_keys_are_listed_in_bytewise_order(self) -> None:
         """S38: whatever the order of writing, and from 0x00 to 0xff."""
         async with self._filled(reversed_order=True) as driver:
-            _same(await driver.list(b""), [(key, _value(key)) for key in _KEYS], "list of everything")
+            _same_pairs(await driver.list(b""), [(key, _value(key)) for key in _KEYS], "list of everything")
 
     async def test_a_prefix_lists_exactly_the_keys_that_start_with_it(self) -> None:
         """S38: at both ends of the byte range too; a key is its own prefix, and an empty prefix lists all."""
         async with self._filled() as driver:
             for prefix in [*_KEYS, b"c", b"\xff\xff\xff", b"a\x01"]:
                 expected = [(key, _value(key)) for key in _KEYS if key.startswith(prefix)]
-                _same(await driver.list(prefix), expected, f"list({prefix!r})")
+                _same_pairs(await driver.list(prefix), expected, f"list({prefix!r})")
 
     async def test_a_missing_key_is_none_and_an_empty_value_is_not(self) -> None:
         """S38: absent and empty are told apart, in `get` and in `list`."""
@@ -101,7 +101,7 @@ class DriverConformance:
             await driver.set(b"empty", b"")
             _same(await driver.get(b"empty"), b"", "the empty value")
             _same(await driver.get(b"missing"), None, "the missing key")
-            _same(await driver.list(b"e"), [(b"empty", b"")], "list with an empty value")
+            _same_pairs(await driver.list(b"e"), [(b"empty", b"")], "list with an empty value")
 
     async def test_values_come_back_as_they_were(self) -> None:
         """S38: all bytes, and none taken for text or a number."""
@@ -119,7 +119,7 @@ class DriverConformance:
             await driver.set(b"key", b"second")
             _same(await driver.get(b"key"), b"second", "after set")
             await driver.batch(Batch(puts=[(b"key", b"3")]))
-            _same(await driver.list(b""), [(b"key", b"3")], "after batch")
+            _same_pairs(await driver.list(b""), [(b"key", b"3")], "after batch")
 
     async def test_delete_removes_one_key(self) -> None:
         """S38: only that one, and a missing one is no error."""
@@ -214,7 +214,7 @@ class DriverConformance:
             )
             error = await _refused(driver, batch, ValueTooLargeError)
             _same((error.size, error.limit), (limit + 1, limit), "size and limit in the error")
-            _same(await driver.list(b""), before, "the namespace")
+            _same_pairs(await driver.list(b""), before, "the namespace")
             _same(await driver.get_alarm(_ID), None, "the alarm")
             batch.puts = [(b"a", b"changed")]
             await driver.batch(batch)
@@ -245,19 +245,19 @@ class DriverConformance:
                 try:
                     await driver.batch(batch)
                 except BatchRefusedError:
-                    _same(await driver.list(b""), [], "what a refused batch left")
+                    _same_pairs(await driver.list(b""), [], "what a refused batch left")
                 else:
-                    _same(await driver.list(b""), puts, "what the batch put")
+                    _same_pairs(await driver.list(b""), puts, "what the batch put")
                 await commit_batch(driver, Batch(puts=puts, delete_prefixes=[b"many", b"heavy"]))
-                _same(await driver.list(b""), puts, "what commit_batch put")
+                _same_pairs(await driver.list(b""), puts, "what commit_batch put")
 
     async def test_a_batch_of_the_common_limits_is_taken_by_every_driver(self) -> None:
         """S38: 128 entries, and 976 KiB of keys and values."""
         async with self._opened() as driver:
             puts = [(b"%03d" % index, b"x") for index in range(MAX_KV_BATCH_ENTRIES - 1)]
             await driver.batch(Batch(puts=puts, alarm=AlarmChange(_ID, 1)))
-            _same(await driver.list(b"0"), puts[:100], "the first hundred")
-            _same(await driver.list(b"1"), puts[100:], "the others")
+            _same_pairs(await driver.list(b"0"), puts[:100], "the first hundred")
+            _same_pairs(await driver.list(b"1"), puts[100:], "the others")
             await driver.batch(Batch(puts=[(b"k" * 24, bytes(MAX_KV_BATCH_PAYLOAD_BYTES - 24))]))
             _same(len(await driver.get(b"k" * 24) or b""), MAX_KV_BATCH_PAYLOAD_BYTES - 24, "the size of the value")
 
@@ -304,7 +304,7 @@ class DriverConformance:
             expected = await driver.list(b"")
             reopened = await self.reopen(driver)
             try:
-                _same(await reopened.list(b""), expected, "the namespace after reopening")
+                _same_pairs(await reopened.list(b""), expected, "the namespace after reopening")
                 _same(await reopened.get_alarm(_ID), 11, "the alarm after reopening")
                 await reopened.set(b"new", b"3")
                 _same(await reopened.get(b"new"), b"3", "a value written after reopening")
@@ -315,7 +315,7 @@ class DriverConformance:
         """S38: what is written to one is not in another."""
         async with self._opened() as one, self._opened() as other:
             await one.batch(Batch(puts=[(b"key", b"1")], alarm=AlarmChange(_ID, 1)))
-            _same(await other.list(b""), [], "the other namespace")
+            _same_pairs(await other.list(b""), [], "the other namespace")
             _same(await other.get_alarm(_ID), None, "the other alarm")
 
     async def test_a_closed_driver_refuses_everything(self) -> None:
@@ -384,11 +384,13 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _same(found: object, expected: object, what: str) -> None:
-    if type(expected) is list:
-        # A driver may return any sequence of pairs.
-        found = list(cast("Sequence[object]", found))
     if found != expected:
         raise AssertionError(f"{what}: expected {_short(repr(expected))}, found {_short(repr(found))}")
+
+
+def _same_pairs(found: _Pairs, expected: _Pairs, what: str) -> None:
+    # A driver may return any sequence.
+    _same(list(found), list(expected), what)
 
 
 def _short(text: str) -> str:
