@@ -17,7 +17,16 @@ from hashlib import blake2b
 
 from perdure.storage.errors import StorageError
 
-__all__ = ["FileName", "WorkflowIdError", "check_workflow_id", "file_name", "name_stem", "parse_file_name"]
+__all__ = [
+    "FileName",
+    "WorkflowIdError",
+    "check_workflow_id",
+    "file_name",
+    "is_unknown_id",
+    "name_stem",
+    "parse_file_name",
+    "unknown_id",
+]
 
 SLUG_CHARS_MAX = 40
 HASH_BYTES = 16
@@ -75,7 +84,8 @@ def check_workflow_id(workflow_id: str) -> None:
 def name_stem(workflow_id: str) -> str:
     """The part of a file name that depends on the id alone: at most 73 characters of `[a-z0-9-]`."""
     slug = _UNSAFE.sub("-", workflow_id[: 4 * SLUG_CHARS_MAX].lower()).strip("-")[:SLUG_CHARS_MAX]
-    digest = blake2b(workflow_id.encode(), digest_size=HASH_BYTES).hexdigest()
+    # An id that was not checked is hashed too, so that it can be said where its file would be.
+    digest = blake2b(workflow_id.encode(errors="surrogatepass"), digest_size=HASH_BYTES).hexdigest()
     return f"{slug}-{digest}" if slug else digest
 
 
@@ -96,3 +106,13 @@ def parse_file_name(name: str) -> FileName | None:
     """The parts of a database's file name, or `None` for any other name (its WAL, a set-aside copy, a temporary)."""
     match = _NAME.fullmatch(name)
     return None if match is None else FileName(match["stem"], int(match["incarnation"], 16))
+
+
+def unknown_id(file: str) -> str:
+    """The id under which a file is listed whose workflow cannot be known: `?` and the file's name."""
+    return "?" + file
+
+
+def is_unknown_id(workflow_id: str) -> bool:
+    """Whether an id is one that `unknown_id` made; no workflow can be made under it."""
+    return workflow_id.startswith("?") and parse_file_name(workflow_id[1:]) is not None

@@ -132,6 +132,11 @@ class ProcessLock:
         except OSError as error:
             raise StorageError(f"cannot write {self._path}: {error.strerror}", path=str(self._path)) from error
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that took the lock."""
+        return self._pid != os.getpid()
+
     def check(self) -> None:
         """Make sure that this very process holds the lock.
 
@@ -139,7 +144,7 @@ class ProcessLock:
             StoreLockedError: This process is a fork of the holder.
             StorageError: The lock was released.
         """
-        if self._pid != os.getpid():
+        if self.is_foreign:
             raise StoreLockedError(
                 f"{self._path} is held by process {self._pid}, of which this one is a fork; "
                 "a fork cannot share a data directory: let the parent do the work, or give the child its own directory",
@@ -152,7 +157,7 @@ class ProcessLock:
     def release(self) -> None:
         """Let the lock go. Releasing twice, or in a fork, does nothing."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None and self._pid == os.getpid():
+        if descriptor is not None and not self.is_foreign:
             _descriptors.discard(descriptor)
             os.close(descriptor)
 

@@ -1,0 +1,451 @@
+"""The catalog: an index over all workflows of a data directory, in one SQLite file.
+
+1. It is an index. All that it says can be read again from the workflow files, so it runs at `synchronous=NORMAL`: what
+   was written survives the death of the process, and a power cut may take the last of it. Whether that can have
+   happened is decided from `meta` (see `Meta`), and then the catalog is rebuilt (`rebuild.py`), never repaired.
+2. Each method is one transaction. None of them opens a workflow's file.
+3. Due rows, lists and counts are answered from indexes; no question costs more than its answer, but for the count of
+   all rows.
+4. `files` says which file of a workflow is current. It is apart from `workflows` because the store owns the one and the
+   supervisor the other: a row may come before its file and a file before its row.
+
+Rejected: counters kept beside the rows. They make every write touch a row that all writers share, and can be wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perdure.storage.errors import CorruptStoreError, StorageError, StoreBusyError
+from perdure.storage.process_lock import keep_in_fork, release_from_fork
+from perdure.storage.store import CatalogRow
+
+if TYPE_CHECKING:
+    import sqlite_utils
+
+__all__ = ["STORAGE_PROBLEM", "Catalog", "FileRecord", "Meta"]
+
+APPLICATION_ID = 0x50644361  # "PdCa"; stored on disk, never change
+SCHEMA_VERSION = 1  # stored on disk; any other is rebuilt
+STORAGE_PROBLEM = "storage: "
+"""How a problem begins that the store itself found, and that it clears again when the file is well."""
+
+_PAGE_BYTES = 1024
+"""Rows and index entries are small, and a write touches one of each: with pages of 4,096 bytes it takes half as long
+again (measured at 20,000 rows)."""
+
+WAL_BYTES_MAX = 4 * 1024 * 1024
+"""Bound of the write-ahead log, reached after some 500 single writes; emptying it syncs the disk twice."""
+
+_INTEGER_MAX = 2**63 - 1
+
+_SCHEMA = {
+    "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID",
+    "workflows": """CREATE TABLE workflows (
+    workflow_id TEXT PRIMARY KEY NOT NULL,
+    workflow_type TEXT NOT NULL,
+    state TEXT NOT NULL,
+    next_wake_ms INTEGER,
+    mail_waiting INTEGER NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    updated_at_ms INTEGER NOT NULL,
+    problem TEXT
+) WITHOUT ROWID""",
+    "files": """CREATE TABLE files (
+    workflow_id TEXT PRIMARY KEY NOT NULL,
+    file TEXT NOT NULL UNIQUE,
+    set_aside INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID""",
+    "deletions": """CREATE TABLE deletions (
+    workflow_id TEXT PRIMARY KEY NOT NULL,
+    file TEXT NOT NULL,
+    set_aside INTEGER NOT NULL
+) WITHOUT ROWID""",
+    "workflows_due": "CREATE INDEX workflows_due ON workflows (next_wake_ms, workflow_id)"
+    " WHERE problem IS NULL AND next_wake_ms IS NOT NULL",
+    "workflows_state": "CREATE INDEX workflows_state ON workflows (state, workflow_id)",
+    "workflows_type": "CREATE INDEX workflows_type ON workflows (workflow_type, workflow_id)",
+    "workflows_state_type": "CREATE INDEX workflows_state_type ON workflows (state, workflow_type, workflow_id)",
+    "workflows_problem": "CREATE INDEX workflows_problem ON workflows (workflow_id) WHERE problem IS NOT NULL",
+    "catalog": "CREATE VIEW catalog AS SELECT w.*, f.file FROM workflows w LEFT JOIN files f USING (workflow_id)",
+}
+
+_COLUMNS = "workflow_id, workflow_type, state, next_wake_ms, mail_waiting, created_at_ms, updated_at_ms, problem"
+_UPDATE = """UPDATE workflows SET state = ?3, next_wake_ms = ?4, mail_waiting = ?5, created_at_ms = ?6, updated_at_ms = ?7,
+problem = ?8 WHERE workflow_id = ?1 AND workflow_type = ?2"""
+_PUT = f"""INSERT INTO workflows ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (workflow_id) DO UPDATE SET workflow_type = excluded.workflow_type, state = excluded.state,
+next_wake_ms = excluded.next_wake_ms, mail_waiting = excluded.mail_waiting, created_at_ms = excluded.created_at_ms,
+updated_at_ms = excluded.updated_at_ms, problem = excluded.problem"""
+_SELECT_FILE = """SELECT f.workflow_id, f.file, f.set_aside, w.problem
+FROM files f LEFT JOIN workflows w ON w.workflow_id = f.workflow_id"""
+_FIND_DUE = f"""SELECT {_COLUMNS} FROM workflows
+WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms <= ? ORDER BY next_wake_ms LIMIT ?"""
+_NEXT_WAKE = """SELECT next_wake_ms FROM workflows
+WHERE problem IS NULL AND next_wake_ms IS NOT NULL ORDER BY next_wake_ms LIMIT 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Whether a catalog can be trusted.
+
+    Attributes:
+        session: The ownership that wrote it last; it must be the one that the lock file names.
+        boot_id: The start of the machine in which it was opened; `None` when that could not be known.
+        clean: Whether its owner closed it. A catalog that was not closed is trusted only while the machine runs on.
+    """
+
+    session: int
+    boot_id: str | None
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """The current file of a workflow.
+
+    Attributes:
+        workflow_id: Whose file.
+        file: Its name in `workflows/`.
+        set_aside: Whether damaged copies of it may lie beside it.
+        problem: The problem of its row, which is not kept here.
+    """
+
+    workflow_id: str
+    file: str
+    set_aside: bool = False
+    problem: str | None = None
+
+
+class Catalog:
+    """One open catalog file. Synchronous: the store decides in which thread, one call at a time."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._log_path = f"{path}-wal"
+        self._connection = connection
+        keep_in_fork(connection)
+
+    @classmethod
+    def open(cls, path: Path, *, auto_checkpoint: bool = True) -> Catalog:
+        """Open the file, or begin an empty one; `is_whole` tells whether it can be used as it is.
+
+        Args:
+            path: The file.
+            auto_checkpoint: Whether a write may also bound the write-ahead log, which syncs the disk; otherwise
+                `checkpoint` has to be called when `needs_checkpoint`.
+
+        Raises:
+            CorruptStoreError: It is not a database.
+            StoreBusyError: Somebody else has it open.
+            StorageError: It cannot be opened.
+        """
+        with _errors(path):
+            connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
+            try:
+                connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}")
+                connection.execute(
+                    f"PRAGMA wal_autocheckpoint = {WAL_BYTES_MAX // _PAGE_BYTES if auto_checkpoint else 0}"
+                )
+                connection.execute("PRAGMA fullfsync = ON")
+                connection.execute("PRAGMA checkpoint_fullfsync = ON")
+                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, connection)
+
+    def is_whole(self) -> bool:
+        """Whether this is a catalog of ours, of this version and undamaged. Reads the whole file (1 ms per MB)."""
+        try:
+            if self._value("PRAGMA application_id") != APPLICATION_ID or self._value("PRAGMA user_version") != (
+                SCHEMA_VERSION
+            ):
+                return False
+            found = dict(self._connection.execute("SELECT name, sql FROM sqlite_schema").fetchall())
+            return _SCHEMA.items() <= found.items() and self._value("PRAGMA quick_check(1)") == "ok"
+        except sqlite3.Error:
+            return False
+
+    def start(self) -> None:
+        """Begin the transaction of a rebuild, in an empty file: until `finish` the file is no catalog."""
+        with _errors(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for statement in _SCHEMA.values():
+                self._connection.execute(statement)
+
+    def add(self, rows: Iterable[tuple[CatalogRow, FileRecord]]) -> None:
+        """Add what a rebuild found, inside its transaction."""
+        with _errors(self._path):
+            for row, record in rows:
+                self._connection.execute(_PUT, _values(row))
+                self._connection.execute(
+                    "INSERT INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
+                )
+
+    def finish(self) -> None:
+        """End the transaction of a rebuild."""
+        with _errors(self._path):
+            self._connection.execute("COMMIT")
+
+    # What the store keeps.
+
+    def meta(self) -> Meta | None:
+        """Who wrote this catalog, or `None` when it does not say."""
+        with _errors(self._path):
+            pairs = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
+        session, boot_id, clean = pairs.get("session"), pairs.get("boot_id"), pairs.get("clean")
+        if not isinstance(session, int):
+            return None
+        return Meta(session, boot_id if isinstance(boot_id, str) else None, clean == 1)
+
+    def set_meta(self, meta: Meta) -> None:
+        """Write who owns the catalog; this, and all that was written before it, is durable on return."""
+        with _errors(self._path):
+            self._connection.execute("PRAGMA synchronous = FULL")
+            with self._transaction():
+                self._connection.executemany(
+                    "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                    [("session", meta.session), ("boot_id", meta.boot_id), ("clean", int(meta.clean))],
+                )
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    def file(self, workflow_id: str) -> FileRecord | None:
+        """The current file of a workflow, or `None` when none was made."""
+        return self._record("f.workflow_id = ?", workflow_id)
+
+    def file_of_stem(self, stem: str) -> FileRecord | None:
+        """The record whose file has this stem, under whatever id it is kept."""
+        return self._record("f.file >= ? AND f.file < ?", stem + ".", stem + "/")
+
+    def has_file(self, name: str) -> bool:
+        """Whether a file of this name is current."""
+        return self._record("f.file = ?", name) is not None
+
+    def put_file(self, record: FileRecord) -> None:
+        """Say which file of a workflow is current."""
+        with _errors(self._path), self._transaction():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
+            )
+
+    def move(self, record: FileRecord, workflow_id: str) -> FileRecord:
+        """Give a file, and its row unless there is one already, to another id."""
+        moved = replace(record, workflow_id=workflow_id)
+        with _errors(self._path), self._transaction():
+            for table in ("files", "workflows"):
+                self._connection.execute(
+                    f"UPDATE OR IGNORE {table} SET workflow_id = ? WHERE workflow_id = ?",
+                    (workflow_id, record.workflow_id),
+                )
+            self._connection.execute("DELETE FROM workflows WHERE workflow_id = ?", (record.workflow_id,))
+        return moved
+
+    def settle(self, row: CatalogRow, record: FileRecord) -> None:
+        """Replace a row with what its file turned out to say; when the workflow was made stays as it was known."""
+        with _errors(self._path), self._transaction():
+            created = self._value("SELECT created_at_ms FROM workflows WHERE workflow_id = ?", record.workflow_id)
+            self._connection.execute(_PUT, _values(row if created is None else replace(row, created_at_ms=created)))
+
+    def clear_problem(self, workflow_id: str) -> None:
+        """Clear the problem of a row, if there is one, and make the workflow due at once."""
+        with _errors(self._path), self._transaction():
+            self._connection.execute(
+                "UPDATE workflows SET problem = NULL, next_wake_ms = 0 WHERE workflow_id = ?", (workflow_id,)
+            )
+
+    def mark(self, record: FileRecord, problem: str, *, set_aside: bool) -> None:
+        """Write that a workflow's file cannot be used, and whether a damaged copy of it was set aside."""
+        with _errors(self._path), self._transaction():
+            self._connection.execute(
+                "UPDATE workflows SET problem = ? WHERE workflow_id = ?",
+                ((STORAGE_PROBLEM + problem).encode(errors="backslashreplace").decode(), record.workflow_id),
+            )
+            if set_aside:
+                self._connection.execute("UPDATE files SET set_aside = 1 WHERE workflow_id = ?", (record.workflow_id,))
+
+    def storage_problems(self) -> list[FileRecord]:
+        """The files of the workflows that the store could not read."""
+        return self._records(
+            f"{_SELECT_FILE} WHERE w.problem IS NOT NULL AND substr(w.problem, 1, ?) = ?",
+            (len(STORAGE_PROBLEM), STORAGE_PROBLEM),
+        )
+
+    def begin_delete(self, record: FileRecord) -> None:
+        """Note that a workflow's files are about to go."""
+        with _errors(self._path), self._transaction():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO deletions VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
+            )
+
+    def deletions(self) -> list[FileRecord]:
+        """The deletions that were begun and not finished."""
+        return self._records("SELECT workflow_id, file, set_aside, NULL FROM deletions", ())
+
+    def cancel_delete(self, workflow_id: str) -> None:
+        """Forget a deletion that could not begin."""
+        with _errors(self._path), self._transaction():
+            self._connection.execute("DELETE FROM deletions WHERE workflow_id = ?", (workflow_id,))
+
+    def finish_delete(self, workflow_id: str) -> None:
+        """Remove all that is known of a workflow."""
+        with _errors(self._path), self._transaction():
+            for table in ("workflows", "files", "deletions"):
+                self._connection.execute(f"DELETE FROM {table} WHERE workflow_id = ?", (workflow_id,))
+
+    # What the supervisor keeps: the methods of `Store`.
+
+    def put_rows(self, rows: Sequence[CatalogRow]) -> None:
+        """Insert or replace rows; all of them or none."""
+        with _errors(self._path), self._transaction():
+            for row in rows:
+                values = _values(row)
+                # Nearly always the row is there, with this type: naming no column of an index leaves that index alone.
+                if self._connection.execute(_UPDATE, values).rowcount == 0:
+                    self._connection.execute(_PUT, values)
+
+    def get_row(self, workflow_id: str) -> CatalogRow | None:
+        """The row of one workflow, or `None`."""
+        rows = self._rows(f"SELECT {_COLUMNS} FROM workflows WHERE workflow_id = ?", (workflow_id,))
+        return rows[0] if rows else None
+
+    def find_due(self, now_ms: int, limit: int) -> list[CatalogRow]:
+        """Rows without a problem that are due, earliest first."""
+        return self._rows(_FIND_DUE, (min(now_ms, _INTEGER_MAX), limit))
+
+    def next_wake_ms(self) -> int | None:
+        """The earliest wake of all rows without a problem, or `None`."""
+        with _errors(self._path):
+            found: int | None = self._value(_NEXT_WAKE)
+            return found
+
+    def list_rows(
+        self, *, state: str | None, workflow_type: str | None, after: str | None, limit: int
+    ) -> list[CatalogRow]:
+        """Rows in order of workflow id."""
+        where, values = _where(("state =", state), ("workflow_type =", workflow_type), ("workflow_id >", after))
+        return self._rows(
+            f"SELECT {_COLUMNS} FROM workflows{where} ORDER BY workflow_id LIMIT ?", (*values, max(limit, 0))
+        )
+
+    def count_rows(self, *, state: str | None, workflow_type: str | None) -> int:
+        """How many rows there are."""
+        where, values = _where(("state =", state), ("workflow_type =", workflow_type))
+        with _errors(self._path):
+            found: int = self._value(f"SELECT count(*) FROM workflows{where}", *values)
+            return found
+
+    # The file.
+
+    def needs_checkpoint(self) -> bool:
+        """Whether the write-ahead log has outgrown its bound."""
+        try:
+            return os.stat(self._log_path).st_size > WAL_BYTES_MAX
+        except OSError:
+            return False
+
+    def checkpoint(self) -> None:
+        """Move the write-ahead log's content into the file; syncs the disk twice."""
+        with _errors(self._path):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def database(self) -> sqlite_utils.Database:
+        """This catalog through sqlite-utils, over the same connection: to look at, not to write to."""
+        import sqlite_utils
+
+        return sqlite_utils.Database(self._connection, execute_plugins=False)
+
+    def close(self) -> None:
+        """Close the file, checkpointing it. Closing twice is fine."""
+        release_from_fork(self._connection)
+        with _errors(self._path):
+            self._connection.close()
+
+    def _value(self, statement: str, *values: object) -> Any:
+        found = self._connection.execute(statement, values).fetchone()
+        return None if found is None else found[0]
+
+    def _rows(self, statement: str, values: tuple[object, ...]) -> list[CatalogRow]:
+        with _errors(self._path):
+            found = self._connection.execute(statement, values).fetchall()
+        return [
+            CatalogRow(workflow_id, workflow_type, state, wake, mail != 0, created, updated, problem)
+            for workflow_id, workflow_type, state, wake, mail, created, updated, problem in found
+        ]
+
+    def _record(self, condition: str, *values: object) -> FileRecord | None:
+        records = self._records(f"{_SELECT_FILE} WHERE {condition}", values)
+        return records[0] if records else None
+
+    def _records(self, statement: str, values: tuple[object, ...]) -> list[FileRecord]:
+        with _errors(self._path):
+            found = self._connection.execute(statement, values).fetchall()
+        return [
+            FileRecord(workflow_id, file, set_aside != 0, problem) for workflow_id, file, set_aside, problem in found
+        ]
+
+    @contextmanager
+    def _transaction(self) -> Generator[None, None, None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+def _where(*conditions: tuple[str, str | None]) -> tuple[str, list[str]]:
+    wanted = [(column, value) for column, value in conditions if value is not None]
+    text = " AND ".join(f"{column} ?" for column, _ in wanted)
+    return (f" WHERE {text}" if text else ""), [value for _, value in wanted]
+
+
+def _values(row: CatalogRow) -> tuple[object, ...]:
+    # SQLite's integers are signed: an alarm past 2**63 wakes earlier, which the catalog may do.
+    wake = None if row.next_wake_ms is None else min(row.next_wake_ms, _INTEGER_MAX)
+    # A problem quotes file names and user code, which may hold what UTF-8 cannot.
+    problem = None if row.problem is None else row.problem.encode(errors="backslashreplace").decode()
+    return (
+        row.workflow_id,
+        row.workflow_type,
+        row.state,
+        wake,
+        row.mail_waiting,
+        row.created_at_ms,
+        row.updated_at_ms,
+        problem,
+    )
+
+
+@contextmanager
+def _errors(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise CorruptStoreError(
+                f"the catalog {path} is damaged ({error}); reopen the store, which rebuilds it from the workflow files",
+                path=str(path),
+            ) from error
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise StoreBusyError(f"the catalog {path} is open elsewhere; close that program", path=str(path)) from error
+        raise StorageError(f"the catalog {path} failed: {error}", path=str(path)) from error
+    except UnicodeEncodeError as error:
+        raise StorageError(
+            f"{error.object!r:.200} cannot be stored: it does not encode to UTF-8", path=str(path)
+        ) from None
