@@ -22,6 +22,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perdure.storage.catalog_schema import (
+    APPLICATION_ID,
+    COLUMNS,
+    FIND_DUE,
+    INTEGER_MAX,
+    NEXT_WAKE,
+    PAGE_BYTES,
+    PUT,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SELECT_FILE,
+    STORAGE_PROBLEM,
+    UPDATE,
+    WAL_BYTES_MAX,
+)
 from perdure.storage.errors import CorruptStoreError, StorageError, StoreBusyError
 from perdure.storage.process_lock import keep_in_fork, release_from_fork
 from perdure.storage.store import CatalogRow
@@ -29,66 +44,7 @@ from perdure.storage.store import CatalogRow
 if TYPE_CHECKING:
     import sqlite_utils
 
-__all__ = ["STORAGE_PROBLEM", "Catalog", "FileRecord", "Meta"]
-
-APPLICATION_ID = 0x50644361  # "PdCa"; stored on disk, never change
-SCHEMA_VERSION = 1  # stored on disk; any other is rebuilt
-STORAGE_PROBLEM = "storage: "
-"""How a problem begins that the store itself found, and that it clears again when the file is well."""
-
-_PAGE_BYTES = 1024
-"""Rows and index entries are small, and a write touches one of each: with pages of 4,096 bytes it takes half as long
-again (measured at 20,000 rows)."""
-
-WAL_BYTES_MAX = 4 * 1024 * 1024
-"""Bound of the write-ahead log, reached after some 500 single writes; emptying it syncs the disk twice."""
-
-_INTEGER_MAX = 2**63 - 1
-
-_SCHEMA = {
-    "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID",
-    "workflows": """CREATE TABLE workflows (
-    workflow_id TEXT PRIMARY KEY NOT NULL,
-    workflow_type TEXT NOT NULL,
-    state TEXT NOT NULL,
-    next_wake_ms INTEGER,
-    mail_waiting INTEGER NOT NULL,
-    created_at_ms INTEGER NOT NULL,
-    updated_at_ms INTEGER NOT NULL,
-    problem TEXT
-) WITHOUT ROWID""",
-    "files": """CREATE TABLE files (
-    workflow_id TEXT PRIMARY KEY NOT NULL,
-    file TEXT NOT NULL UNIQUE,
-    set_aside INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID""",
-    "deletions": """CREATE TABLE deletions (
-    workflow_id TEXT PRIMARY KEY NOT NULL,
-    file TEXT NOT NULL,
-    set_aside INTEGER NOT NULL
-) WITHOUT ROWID""",
-    "workflows_due": "CREATE INDEX workflows_due ON workflows (next_wake_ms, workflow_id)"
-    " WHERE problem IS NULL AND next_wake_ms IS NOT NULL",
-    "workflows_state": "CREATE INDEX workflows_state ON workflows (state, workflow_id)",
-    "workflows_type": "CREATE INDEX workflows_type ON workflows (workflow_type, workflow_id)",
-    "workflows_state_type": "CREATE INDEX workflows_state_type ON workflows (state, workflow_type, workflow_id)",
-    "workflows_problem": "CREATE INDEX workflows_problem ON workflows (workflow_id) WHERE problem IS NOT NULL",
-    "catalog": "CREATE VIEW catalog AS SELECT w.*, f.file FROM workflows w LEFT JOIN files f USING (workflow_id)",
-}
-
-_COLUMNS = "workflow_id, workflow_type, state, next_wake_ms, mail_waiting, created_at_ms, updated_at_ms, problem"
-_UPDATE = """UPDATE workflows SET state = ?3, next_wake_ms = ?4, mail_waiting = ?5, created_at_ms = ?6, updated_at_ms = ?7,
-problem = ?8 WHERE workflow_id = ?1 AND workflow_type = ?2"""
-_PUT = f"""INSERT INTO workflows ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (workflow_id) DO UPDATE SET workflow_type = excluded.workflow_type, state = excluded.state,
-next_wake_ms = excluded.next_wake_ms, mail_waiting = excluded.mail_waiting, created_at_ms = excluded.created_at_ms,
-updated_at_ms = excluded.updated_at_ms, problem = excluded.problem"""
-_SELECT_FILE = """SELECT f.workflow_id, f.file, f.set_aside, w.problem
-FROM files f LEFT JOIN workflows w ON w.workflow_id = f.workflow_id"""
-_FIND_DUE = f"""SELECT {_COLUMNS} FROM workflows
-WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms <= ? ORDER BY next_wake_ms LIMIT ?"""
-_NEXT_WAKE = """SELECT next_wake_ms FROM workflows
-WHERE problem IS NULL AND next_wake_ms IS NOT NULL ORDER BY next_wake_ms LIMIT 1"""
+__all__ = ["Catalog", "FileRecord", "Meta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +105,13 @@ class Catalog:
         with _errors(path):
             connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
             try:
-                connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+                connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}")
                 connection.execute(
-                    f"PRAGMA wal_autocheckpoint = {WAL_BYTES_MAX // _PAGE_BYTES if auto_checkpoint else 0}"
+                    f"PRAGMA wal_autocheckpoint = {WAL_BYTES_MAX // PAGE_BYTES if auto_checkpoint else 0}"
                 )
                 connection.execute("PRAGMA fullfsync = ON")
                 connection.execute("PRAGMA checkpoint_fullfsync = ON")
@@ -173,7 +129,7 @@ class Catalog:
             ):
                 return False
             found = dict(self._connection.execute("SELECT name, sql FROM sqlite_schema").fetchall())
-            return _SCHEMA.items() <= found.items() and self._value("PRAGMA quick_check(1)") == "ok"
+            return SCHEMA.items() <= found.items() and self._value("PRAGMA quick_check(1)") == "ok"
         except sqlite3.Error:
             return False
 
@@ -183,14 +139,14 @@ class Catalog:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            for statement in _SCHEMA.values():
+            for statement in SCHEMA.values():
                 self._connection.execute(statement)
 
     def add(self, rows: Iterable[tuple[CatalogRow, FileRecord]]) -> None:
         """Add what a rebuild found, inside its transaction."""
         with _errors(self._path):
             for row, record in rows:
-                self._connection.execute(_PUT, _values(row))
+                self._connection.execute(PUT, _values(row))
                 self._connection.execute(
                     "INSERT INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
                 )
@@ -257,7 +213,7 @@ class Catalog:
         """Replace a row with what its file turned out to say; when the workflow was made stays as it was known."""
         with _errors(self._path), self._transaction():
             created = self._value("SELECT created_at_ms FROM workflows WHERE workflow_id = ?", record.workflow_id)
-            self._connection.execute(_PUT, _values(row if created is None else replace(row, created_at_ms=created)))
+            self._connection.execute(PUT, _values(row if created is None else replace(row, created_at_ms=created)))
 
     def clear_problem(self, workflow_id: str) -> None:
         """Clear the problem of a row, if there is one, and make the workflow due at once."""
@@ -279,7 +235,7 @@ class Catalog:
     def storage_problems(self) -> list[FileRecord]:
         """The files of the workflows that the store could not read."""
         return self._records(
-            f"{_SELECT_FILE} WHERE w.problem IS NOT NULL AND substr(w.problem, 1, ?) = ?",
+            f"{SELECT_FILE} WHERE w.problem IS NOT NULL AND substr(w.problem, 1, ?) = ?",
             (len(STORAGE_PROBLEM), STORAGE_PROBLEM),
         )
 
@@ -313,22 +269,22 @@ class Catalog:
             for row in rows:
                 values = _values(row)
                 # Nearly always the row is there, with this type: naming no column of an index leaves that index alone.
-                if self._connection.execute(_UPDATE, values).rowcount == 0:
-                    self._connection.execute(_PUT, values)
+                if self._connection.execute(UPDATE, values).rowcount == 0:
+                    self._connection.execute(PUT, values)
 
     def get_row(self, workflow_id: str) -> CatalogRow | None:
         """The row of one workflow, or `None`."""
-        rows = self._rows(f"SELECT {_COLUMNS} FROM workflows WHERE workflow_id = ?", (workflow_id,))
+        rows = self._rows(f"SELECT {COLUMNS} FROM workflows WHERE workflow_id = ?", (workflow_id,))
         return rows[0] if rows else None
 
     def find_due(self, now_ms: int, limit: int) -> list[CatalogRow]:
         """Rows without a problem that are due, earliest first."""
-        return self._rows(_FIND_DUE, (min(now_ms, _INTEGER_MAX), limit))
+        return self._rows(FIND_DUE, (min(now_ms, INTEGER_MAX), limit))
 
     def next_wake_ms(self) -> int | None:
         """The earliest wake of all rows without a problem, or `None`."""
         with _errors(self._path):
-            found: int | None = self._value(_NEXT_WAKE)
+            found: int | None = self._value(NEXT_WAKE)
             return found
 
     def list_rows(
@@ -337,7 +293,7 @@ class Catalog:
         """Rows in order of workflow id."""
         where, values = _where(("state =", state), ("workflow_type =", workflow_type), ("workflow_id >", after))
         return self._rows(
-            f"SELECT {_COLUMNS} FROM workflows{where} ORDER BY workflow_id LIMIT ?", (*values, max(limit, 0))
+            f"SELECT {COLUMNS} FROM workflows{where} ORDER BY workflow_id LIMIT ?", (*values, max(limit, 0))
         )
 
     def count_rows(self, *, state: str | None, workflow_type: str | None) -> int:
@@ -386,7 +342,7 @@ class Catalog:
         ]
 
     def _record(self, condition: str, *values: object) -> FileRecord | None:
-        records = self._records(f"{_SELECT_FILE} WHERE {condition}", values)
+        records = self._records(f"{SELECT_FILE} WHERE {condition}", values)
         return records[0] if records else None
 
     def _records(self, statement: str, values: tuple[object, ...]) -> list[FileRecord]:
@@ -416,7 +372,7 @@ def _where(*conditions: tuple[str, str | None]) -> tuple[str, list[str]]:
 
 def _values(row: CatalogRow) -> tuple[object, ...]:
     # SQLite's integers are signed: an alarm past 2**63 wakes earlier, which the catalog may do.
-    wake = None if row.next_wake_ms is None else min(row.next_wake_ms, _INTEGER_MAX)
+    wake = None if row.next_wake_ms is None else min(row.next_wake_ms, INTEGER_MAX)
     # A problem quotes file names and user code, which may hold what UTF-8 cannot.
     problem = None if row.problem is None else row.problem.encode(errors="backslashreplace").decode()
     return (

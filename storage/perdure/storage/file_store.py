@@ -35,13 +35,15 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from perdure.storage.catalog import STORAGE_PROBLEM, Catalog, FileRecord, Meta
+from perdure.storage.catalog import Catalog, FileRecord, Meta
 from perdure.storage.catalog_access import CatalogAccess
+from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.directory import LOCAL_HOST, DataDirectory, Host
 from perdure.storage.driver import Driver
 from perdure.storage.errors import (
     CorruptStoreError,
     DecodeError,
+    DriverClosedError,
     NamespaceNotFoundError,
     StorageError,
 )
@@ -244,8 +246,13 @@ class FileStore:
         """
         async with self._slot(workflow_id) as slot:
             if (held := slot.held) is not None:
-                await held.backup(target)
-                return
+                try:
+                    await held.backup(target)
+                except DriverClosedError:
+                    # Closed meanwhile: wait for that, then open it here.
+                    await held.aclose()
+                else:
+                    return
             record = await self._find(workflow_id)
             if record is None:
                 raise NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)

@@ -25,7 +25,8 @@ from typing import TypeAlias
 
 import trio
 
-from perdure.storage.catalog import STORAGE_PROBLEM, Catalog, FileRecord
+from perdure.storage.catalog import Catalog, FileRecord
+from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, PerdureError, StorageError
 from perdure.storage.keys import prefix_end

@@ -1,0 +1,383 @@
+"""Every store under one suite: what a supervisor may rely on, whichever store it was given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import trio
+
+from perdure.storage import layout
+from perdure.storage.driver import Batch
+from perdure.storage.errors import (
+    DriverClosedError,
+    NamespaceNotFoundError,
+    PerdureError,
+    StorageError,
+    StoreBusyError,
+    StoreLockedError,
+)
+from perdure.storage.file_store import FileStore
+from perdure.storage.memory import MemoryDriver
+from perdure.storage.memory_store import MemoryStore
+from perdure.storage.naming import WorkflowIdError
+from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.store import CatalogRow, Store
+
+STRANGE_IDS = ["../x", "a/b", "a\\b", "nul\0byte", "\0", ".", "..", "x" * 10_000, "📦 paket", "ab", "Ab", "AB", "é", "e\u0301",
+               "con", "-", " ", "?", "a.sqlite", "a-wal"]  # fmt: skip
+
+
+def row(workflow_id: str, **changes: object) -> CatalogRow:
+    return replace(CatalogRow(workflow_id, "order", "pending", 0, False, 1_000, 2_000), **changes)  # type: ignore[arg-type]
+
+
+class Bench:
+    """Stores of one kind over the same bytes, one after the other."""
+
+    def __init__(self, kind: Literal["memory", "sqlite"], directory: Path) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.store = self.another()
+
+    def another(self) -> Store:
+        """A second store over the same bytes."""
+        if self.kind == "sqlite":
+            return FileStore(self.directory / "data")
+        return MemoryStore(shared_with=self.store if hasattr(self, "store") else None)  # type: ignore[arg-type]
+
+    async def reopen(self) -> Store:
+        """Close the store in good order and open the next."""
+        await self.store.aclose()
+        self.store = self.another()
+        await self.store.acquire()
+        return self.store
+
+
+@pytest.fixture
+async def bench(driver_kind: Literal["memory", "sqlite"], tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(driver_kind, tmp_path)
+    await bench.store.acquire()
+    yield bench
+    await bench.store.aclose()
+
+
+async def put(store: Store, workflow_id: str, value: bytes) -> None:
+    driver = await store.open_driver(workflow_id, create=True)
+    await driver.set(b"key", value)
+    await driver.aclose()
+
+
+async def read(store: Store, workflow_id: str) -> bytes | None:
+    driver = await store.open_driver(workflow_id)
+    try:
+        return await driver.get(b"key")
+    finally:
+        await driver.aclose()
+
+
+async def test_it_is_a_store(bench: Bench) -> None:
+    assert isinstance(bench.store, Store)
+
+
+async def test_a_namespace_outlives_its_driver_and_the_store(bench: Bench) -> None:
+    await put(bench.store, "order-1", b"1")
+    assert await read(bench.store, "order-1") == b"1"
+    store = await bench.reopen()
+    assert await read(store, "order-1") == b"1"
+
+
+async def test_a_missing_namespace_is_an_error_and_is_not_made(bench: Bench) -> None:
+    for _ in range(2):
+        with pytest.raises(NamespaceNotFoundError, match="order-1") as caught:
+            await bench.store.open_driver("order-1")
+        assert caught.value.workflow_id == "order-1"
+        assert caught.value.path is None
+
+
+async def test_a_row_that_came_before_its_namespace_is_kept_and_names_no_file(bench: Bench) -> None:
+    await bench.store.put_rows([row("order-1")])
+    store = await bench.reopen()
+    with pytest.raises(NamespaceNotFoundError) as caught:
+        await store.open_driver("order-1")
+    assert caught.value.path is None
+    assert await store.get_row("order-1") == row("order-1")
+    await put(store, "order-1", b"1")
+    assert await store.get_row("order-1") == row("order-1")
+
+
+async def test_a_workflow_has_one_driver_at_a_time(bench: Bench) -> None:
+    driver = await bench.store.open_driver("order-1", create=True)
+    for create in (False, True):
+        with pytest.raises(StoreBusyError, match="already open"):
+            await bench.store.open_driver("order-1", create=create)
+    await driver.set(b"key", b"1")
+    await driver.aclose()
+    await driver.aclose()
+    assert await read(bench.store, "order-1") == b"1"
+
+
+async def test_of_two_openings_at_once_one_is_refused(bench: Bench) -> None:
+    """S44: the store's part of concurrent spawns of one id."""
+    opened, refused = [], []
+
+    async def open_it() -> None:
+        try:
+            opened.append(await bench.store.open_driver("order-1", create=True))
+        except StoreBusyError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(open_it)
+    assert len(opened) == 1
+    assert len(refused) == 49
+    await opened[0].aclose()
+
+
+async def test_strange_ids_are_kept_apart(bench: Bench) -> None:
+    """S44: no two ids meet, whatever they are made of, and rows give them back unchanged."""
+    for number, workflow_id in enumerate(STRANGE_IDS):
+        await bench.store.put_rows([row(workflow_id, updated_at_ms=number)])
+        await put(bench.store, workflow_id, b"%d" % number)
+    store = await bench.reopen()
+    for number, workflow_id in enumerate(STRANGE_IDS):
+        assert await read(store, workflow_id) == b"%d" % number
+        assert await store.get_row(workflow_id) == row(workflow_id, updated_at_ms=number)
+    assert [found.workflow_id for found in await store.list_rows()] == sorted(STRANGE_IDS)
+
+
+@pytest.mark.parametrize("workflow_id", ["", "half \ud83d"])
+async def test_an_id_that_cannot_be_kept_is_refused(bench: Bench, workflow_id: str) -> None:
+    """S44: empty is refused."""
+    for create in (False, True):
+        with pytest.raises(WorkflowIdError) as caught:
+            await bench.store.open_driver(workflow_id, create=create)
+        assert isinstance(caught.value, ValueError)
+        assert isinstance(caught.value, PerdureError)
+    assert bench.store.describe(workflow_id)
+
+
+async def test_a_deleted_workflow_is_gone_and_its_id_starts_empty(bench: Bench) -> None:
+    """S52: the store's part."""
+    await bench.store.put_rows([row("order-1"), row("order-2")])
+    await put(bench.store, "order-1", b"old")
+    await put(bench.store, "order-2", b"other")
+    await bench.store.delete("order-1")
+    assert await bench.store.get_row("order-1") is None
+    with pytest.raises(NamespaceNotFoundError):
+        await bench.store.open_driver("order-1")
+    driver = await bench.store.open_driver("order-1", create=True)
+    assert await driver.list(b"") == []
+    await driver.set(b"key", b"new")
+    await driver.aclose()
+    store = await bench.reopen()
+    assert await read(store, "order-1") == b"new"
+    assert await read(store, "order-2") == b"other"
+
+
+async def test_deleting_what_is_not_there_or_was_only_a_row_is_fine(bench: Bench) -> None:
+    await bench.store.put_rows([row("order-1")])
+    await bench.store.delete("order-1")
+    await bench.store.delete("order-1")
+    assert await bench.store.count_rows() == 0
+
+
+async def test_an_open_workflow_is_not_deleted(bench: Bench) -> None:
+    driver = await bench.store.open_driver("order-1", create=True)
+    with pytest.raises(StoreBusyError):
+        await bench.store.delete("order-1")
+    await driver.set(b"key", b"1")
+    await driver.aclose()
+    assert await read(bench.store, "order-1") == b"1"
+
+
+async def test_rows_are_replaced_whole(bench: Bench) -> None:
+    await bench.store.put_rows([row("a"), row("b", problem="sick")])
+    changed = CatalogRow("a", "refund", "sleeping", 2**63 - 1, True, 5, 6, "diverged")
+    await bench.store.put_rows([changed, row("b")])
+    assert await bench.store.get_row("a") == changed
+    assert await bench.store.get_row("b") == row("b")
+    assert await bench.store.get_row("c") is None
+    assert await (await bench.reopen()).get_row("a") == changed
+
+
+async def test_due_rows_come_earliest_first_and_without_the_sick(bench: Bench) -> None:
+    await bench.store.put_rows(
+        [
+            row("late", next_wake_ms=30),
+            row("never", next_wake_ms=None),
+            row("first", next_wake_ms=10),
+            row("sick", next_wake_ms=1, problem="storage: gone"),
+            row("second", next_wake_ms=20),
+        ]
+    )
+    assert [found.workflow_id for found in await bench.store.find_due(20, limit=10)] == ["first", "second"]
+    assert [found.workflow_id for found in await bench.store.find_due(2**64, limit=2)] == ["first", "second"]
+    assert await bench.store.find_due(9, limit=10) == []
+    assert await bench.store.find_due(20, limit=0) == []
+    assert await bench.store.next_wake_ms() == 10
+    await bench.store.put_rows([row("first", next_wake_ms=None), row("second", next_wake_ms=None)])
+    assert await bench.store.next_wake_ms() == 30
+    await bench.store.delete("late")
+    assert await bench.store.next_wake_ms() is None
+
+
+async def test_rows_are_listed_by_id_and_page_by_page(bench: Bench) -> None:
+    ids = [f"{kind}-{number:02}" for kind in ("order", "refund") for number in range(10)]
+    await bench.store.put_rows(
+        [
+            row(workflow_id, workflow_type=workflow_id.split("-")[0], state="sleeping" if number % 2 else "completed")
+            for number, workflow_id in enumerate(ids)
+        ]
+    )
+    pages: list[str] = []
+    after: str | None = None
+    while page := await bench.store.list_rows(after=after, limit=7):
+        pages += [found.workflow_id for found in page]
+        after = pages[-1]
+    assert pages == ids
+    assert [found.workflow_id for found in await bench.store.list_rows(state="completed", after="order-05")] == [
+        "order-06", "order-08", "refund-00", "refund-02", "refund-04", "refund-06", "refund-08",
+    ]  # fmt: skip
+    found = await bench.store.list_rows(state="sleeping", workflow_type="refund", limit=2)
+    assert [each.workflow_id for each in found] == ["refund-01", "refund-03"]
+    assert [each.workflow_id for each in await bench.store.list_rows(workflow_type="order", after="order-08")] == [
+        "order-09"
+    ]
+    assert await bench.store.count_rows() == 20
+    assert await bench.store.count_rows(state="sleeping") == 10
+    assert await bench.store.count_rows(workflow_type="order") == 10
+    assert await bench.store.count_rows(state="completed", workflow_type="refund") == 5
+    assert await bench.store.count_rows(state="failed") == 0
+
+
+async def test_a_second_owner_is_refused_and_harms_nothing(bench: Bench) -> None:
+    """S42: in this process too; the holder goes on."""
+    await put(bench.store, "order-1", b"1")
+    another = bench.another()
+    with pytest.raises(StoreLockedError) as caught:
+        await another.acquire()
+    assert caught.value.holder_pid is not None
+    with pytest.raises(StoreLockedError):
+        await bench.store.acquire()
+    with pytest.raises(StorageError):
+        await another.open_driver("order-1")
+    await another.aclose()
+    assert await read(bench.store, "order-1") == b"1"
+    await bench.store.aclose()
+    await another.acquire()
+    assert await read(another, "order-1") == b"1"
+    await another.aclose()
+
+
+async def test_closing_closes_the_drivers_and_ends_all_use(bench: Bench) -> None:
+    driver = await bench.store.open_driver("order-1", create=True)
+    await driver.set(b"key", b"1")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bench.store.aclose()
+    await bench.store.aclose()
+    with pytest.raises(DriverClosedError):
+        await driver.get(b"key")
+    await driver.aclose()
+    for use in (
+        bench.store.open_driver("order-1"),
+        bench.store.put_rows([row("order-1")]),
+        bench.store.get_row("order-1"),
+        bench.store.next_wake_ms(),
+        bench.store.delete("order-1"),
+    ):
+        with pytest.raises(StorageError, match="acquire"):
+            await use
+    await bench.store.acquire()
+    assert await read(bench.store, "order-1") == b"1"
+
+
+async def test_a_backup_is_a_namespace_of_its_own(bench: Bench, tmp_path: Path) -> None:
+    pairs = [(layout.WORKFLOW_ID_KEY, b"order-1"), (b"\xff" * 20, b""), (b"x", bytes(100_000))]
+    driver = await bench.store.open_driver("order-1", create=True)
+    await driver.batch(Batch(puts=pairs))
+    await bench.store.backup("order-1", tmp_path / "open.sqlite")
+    await driver.set(b"x", b"later")
+    await driver.aclose()
+    await bench.store.backup("order-1", str(tmp_path / "closed.sqlite"))
+    for name, last in (("open.sqlite", bytes(100_000)), ("closed.sqlite", b"later")):
+        copy = await SqliteDriver.open(tmp_path / name)
+        assert dict(await copy.list(b"")) == {**dict(pairs), b"x": last}
+        await copy.aclose()
+    with pytest.raises(StorageError, match=r"open\.sqlite"):
+        await bench.store.backup("order-1", tmp_path / "open.sqlite")
+    with pytest.raises(NamespaceNotFoundError):
+        await bench.store.backup("order-2", tmp_path / "none.sqlite")
+    assert set(os.listdir(tmp_path)) - {"data"} == {"closed.sqlite", "open.sqlite"}
+    assert await read(bench.store, "order-1") is None
+
+
+async def test_backups_openings_and_closings_do_not_get_in_each_others_way(bench: Bench, tmp_path: Path) -> None:
+    await put(bench.store, "order-1", b"1")
+
+    async def use() -> None:
+        for _ in range(20):
+            assert await read(bench.store, "order-1") == b"1"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use)
+        for number in range(10):
+            nursery.start_soon(bench.store.backup, "order-1", tmp_path / f"{number}.sqlite")
+    for number in range(10):
+        copy = await SqliteDriver.open(tmp_path / f"{number}.sqlite")
+        assert await copy.get(b"key") == b"1"
+        await copy.aclose()
+
+
+async def test_it_says_where_a_workflow_lies(bench: Bench) -> None:
+    before = bench.store.describe("order-1")
+    await put(bench.store, "order-1", b"1")
+    assert "order-1" in before
+    assert "order-1" in bench.store.describe("order-1")
+
+
+async def test_a_restarted_memory_store_leaves_the_old_one_dead() -> None:
+    """The bytes and rows are there, the old drivers are not, and what they do reaches nothing."""
+    store = MemoryStore()
+    await store.acquire()
+    await store.put_rows([row("order-1")])
+    driver = await store.open_driver("order-1", create=True)
+    await driver.set(b"key", b"1")
+    successor = store.restart()
+    await successor.acquire()
+    with pytest.raises(DriverClosedError):
+        await driver.set(b"key", b"2")
+    with pytest.raises(StorageError):
+        await store.put_rows([row("order-2")])
+    await store.aclose()
+    assert await read(successor, "order-1") == b"1"
+    assert await successor.list_rows() == [row("order-1")]
+    with pytest.raises(StoreLockedError):
+        await MemoryStore(shared_with=successor).acquire()
+
+
+async def test_a_memory_store_makes_its_drivers_as_it_is_told() -> None:
+    """A factory's drivers die with the store, and write only into their own copy afterwards."""
+    made: list[tuple[str, MemoryDriver]] = []
+
+    def make(workflow_id: str, data: dict[bytes, bytes]) -> MemoryDriver:
+        driver = MemoryDriver(data, atomic_batch=False)
+        made.append((workflow_id, driver))
+        return driver
+
+    store = MemoryStore(driver_factory=make)
+    await store.acquire()
+    driver = await store.open_driver("order-1", create=True)
+    assert not driver.atomic_batch
+    await driver.set(b"key", b"1")
+    successor = store.restart()
+    await made[0][1].set(b"key", b"from the grave")
+    await successor.acquire()
+    assert await read(successor, "order-1") == b"1"
+    assert [workflow_id for workflow_id, _ in made] == ["order-1", "order-1"]
