@@ -65,6 +65,7 @@ __all__ = [
 ]
 
 U64_MAX: Final = 2**64 - 1
+"""Largest stored number."""
 
 # First parts of keys: stored on disk; never change or reuse.
 _NAMES: Final = 1
