@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import trio
 import trio.testing
@@ -39,6 +40,7 @@ from perdure.workflow import (
     start_workflow,
 )
 from perdure.workflow.activation import Activation
+from perdure.workflow.waits import merge
 
 _numbers = count()
 
@@ -156,6 +158,12 @@ class Namespace:
         await self.close()
         return await self.driver()
 
+    def kill(self) -> NoReturn:
+        """For a step's function: the process dies here. Nothing that unwinds reaches the bytes."""
+        assert self._driver is not None, "somebody runs the workflow"
+        self._driver.die()
+        raise SimulatedCrashError
+
     async def close(self) -> None:
         """Let nothing through any more, and close."""
         if self._driver is not None:
@@ -209,6 +217,9 @@ class Host:
     handle: WorkflowHandle | None = None
     _nursery: trio.Nursery | None = None
     _manager: Any = None
+    _life: trio.Nursery | None = None
+    _life_over: trio.Event = field(default_factory=trio.Event)
+    _is_restarting: bool = False
 
     def ids(self) -> Uuid7Generator:
         self.seed += 1
@@ -230,6 +241,9 @@ class Host:
             _, rest = group.split(SimulatedCrashError)
             if rest is not None:
                 raise
+            if error[0] is not None:
+                # All that the body saw of the crash was our nursery's cancellation, which must not leave it.
+                raise SimulatedCrashError from None
         finally:
             await self.namespace.close()
 
@@ -238,22 +252,38 @@ class Host:
         driver = await self.namespace.driver()
         if self.mode == "yield":
             return await run_workflow(self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids())
-        assert self._nursery is not None
         if self.handle is None:
+            assert self._nursery is not None
+            if self._life is None:
+                self._life = await self._nursery.start(self._live)
             self.handle = await start_workflow(
-                self._nursery, self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids()
+                self._life, self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids()
             )
         return await self._settled()
+
+    async def _live(self, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        """One life of the process in live mode, from a restart to the next."""
+        self._life_over = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started(nursery)
+                await trio.sleep_forever()
+        except BaseExceptionGroup as group:
+            if not (self._is_restarting and _is_crash(group)):
+                raise  # it died by itself, and takes the host with it
+        finally:
+            self._life_over.set()
 
     async def _settled(self) -> WorkflowResult:
         assert self.handle is not None
         await trio.testing.wait_all_tasks_blocked()
         activation: Activation = self.handle._activation  # type: ignore[attr-defined]
         if activation.is_running and activation.closing is None:
-            wait = activation.waiting
-            sleep_until = None if wait is None or wait.deadline_ms is None else wait.deadline_ms / 1000
-            names = () if wait is None else wait.names
-            waiting = ("*",) if names is None else (tuple(sorted(names)) or None)
+            if not activation._is_quiet():  # a step's function is in progress
+                return WorkflowResult(activation.history.state)
+            wait = merge(parking.wait for parking in activation._parked)
+            sleep_until = None if wait.deadline_ms is None else wait.deadline_ms / 1000
+            waiting = ("*",) if wait.names is None else (tuple(sorted(wait.names)) or None)
             return WorkflowResult(activation.history.state, None, sleep_until, waiting)
         return WorkflowResult(WorkflowState.COMPLETED, await self.handle.result())
 
@@ -261,10 +291,13 @@ class Host:
         """The process dies here: whatever unwinds reaches nothing, and the namespace is opened anew."""
         if self.namespace._driver is not None:
             self.namespace._driver.die()
-        if self._nursery is not None and self.handle is not None:
-            self.handle._activation._cancel_scope.cancel()  # type: ignore[attr-defined]
+        if self._life is not None:
+            self._is_restarting = True
+            self._life.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
-                await self.handle._stopped.wait()  # type: ignore[attr-defined]
+                await self._life_over.wait()
+            self._life = None
+            self._is_restarting = False
         self.handle = None
         await self.namespace.restart()
 
@@ -286,9 +319,24 @@ class Host:
             result = await self.stop(fn, input)
             if result.state is WorkflowState.COMPLETED:
                 return result.output
+            if result.sleep_until is None and result.waiting_for_messages is None:
+                # Live mode, and a step's function waits for something: let time pass to whatever is due next.
+                pause_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
+                assert pause_s != inf, "a step's function waits for ever"
+                await self.advance(max(0.0, pause_s))
+                continue
             if result.sleep_until is None:
                 raise AssertionError(f"the workflow waits for {result.waiting_for_messages}, which nobody sends")
             await self.advance(max(0.0, result.sleep_until - self.clock.now_ms() / 1000))
+
+    async def ended(self, fn: Function, input: object = None) -> Any:
+        """Run to the end and return the output; time, messages and threads are somebody else's to move."""
+        result = await self.stop(fn, input)
+        while self.mode == "yield" and result.state is not WorkflowState.COMPLETED:
+            assert result.sleep_until is not None, "the workflow waits for a message"
+            await self.clock.wait_until_ms(round(result.sleep_until * 1000))
+            result = await self.stop(fn, input)
+        return result.output if self.handle is None else await self.handle.result()
 
     async def control(self, action: Literal["wake", "cancel", "recover"]) -> None:
         """Do to the workflow what its handle does, running or not."""
