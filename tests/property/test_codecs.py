@@ -13,6 +13,7 @@ from datetime import UTC, date, timedelta, timezone
 from typing import Any
 
 import pytest
+from cbor2 import frozendict
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -217,8 +218,8 @@ values = st.recursive(
 def shape(value: object) -> object:
     """Value and type of everything in it, comparable: NaNs equal each other, and sets have an order."""
     match value:
-        case dict():
-            return ("dict", [(shape(key), shape(item)) for key, item in value.items()])
+        case dict() | frozendict():
+            return (type(value).__name__, [(shape(key), shape(item)) for key, item in value.items()])
         case list() | tuple():
             return (type(value).__name__, [shape(item) for item in value])
         case set() | frozenset():
@@ -281,7 +282,7 @@ def test_decoders_raise_nothing_but_decode_errors(kind: str, data: st.DataObject
             damaged[place % len(damaged)] ^= 1 << bit
     kept = bytes(damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged)
     for decode in decoders:
-        assert repr(attempt(decode, kept)) == repr(attempt(decode, kept))
+        assert shape(attempt(decode, kept)) == shape(attempt(decode, kept))
 
 
 @given(entries, st.data())

@@ -598,7 +598,6 @@ def test_decoder_survives_a_million_levels() -> None:
     ["5b", "7b", "9b", "bb", "d901029b", "d90103bb", "c25b", "d8455b", "d903e79b", "a19b", "81f79b"],
 )
 def test_claimed_length_takes_no_memory(claim: str) -> None:
-    """The child may map little more than the interpreter needs; taking what is claimed would end it with MemoryError."""
     payloads = [bytes.fromhex(claim + length) + b"\x00" for length in ("7fffffffffffffff", "0000000200000000")]
     tracemalloc.start()
     try:
