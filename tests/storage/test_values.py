@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import math
+import os
 import pathlib
 import pickle
 import subprocess
@@ -250,7 +251,7 @@ def test_equal_sets_give_equal_bytes_in_every_process() -> None:
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True
         ).stdout
         for seed in ("1", "2", "3")
     }
