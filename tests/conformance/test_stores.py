@@ -220,7 +220,11 @@ async def test_due_rows_come_earliest_first_and_without_the_sick(bench: Bench) -
     assert [found.workflow_id for found in await bench.store.find_due(2**64, limit=2)] == ["first", "second"]
     assert await bench.store.find_due(9, limit=10) == []
     assert await bench.store.find_due(20, limit=0) == []
+    assert [found.workflow_id for found in await bench.store.find_due(30, limit=10, since_ms=11)] == ["second", "late"]
+    assert await bench.store.find_due(30, limit=10, since_ms=2**64 - 1) == []
     assert await bench.store.next_wake_ms() == 10
+    assert await bench.store.next_wake_ms(since_ms=20) == 20
+    assert await bench.store.next_wake_ms(since_ms=2**64 - 1) is None
     await bench.store.put_rows([row("first", next_wake_ms=None), row("second", next_wake_ms=None)])
     assert await bench.store.next_wake_ms() == 30
     await bench.store.delete("late")

@@ -277,14 +277,14 @@ class Catalog:
         rows = self._rows(f"SELECT {COLUMNS} FROM workflows WHERE workflow_id = ?", (workflow_id,))
         return rows[0] if rows else None
 
-    def find_due(self, now_ms: int, limit: int) -> list[CatalogRow]:
-        """Rows without a problem that are due, earliest first."""
-        return self._rows(FIND_DUE, (min(now_ms, INTEGER_MAX), limit))
+    def find_due(self, now_ms: int, limit: int, since_ms: int = 0) -> list[CatalogRow]:
+        """Rows without a problem that are due, and were not before `since_ms`, earliest first."""
+        return self._rows(FIND_DUE, (min(since_ms, INTEGER_MAX), min(now_ms, INTEGER_MAX), limit))
 
-    def next_wake_ms(self) -> int | None:
-        """The earliest wake of all rows without a problem, or `None`."""
+    def next_wake_ms(self, since_ms: int = 0) -> int | None:
+        """The earliest wake, from `since_ms` on, of all rows without a problem, or `None`."""
         with _errors(self._path):
-            found: int | None = self._value(NEXT_WAKE)
+            found: int | None = self._value(NEXT_WAKE, min(since_ms, INTEGER_MAX))
             return found
 
     def list_rows(

@@ -78,6 +78,6 @@ updated_at_ms = excluded.updated_at_ms, problem = excluded.problem"""
 SELECT_FILE: Final = """SELECT f.workflow_id, f.file, f.set_aside, w.problem
 FROM files f LEFT JOIN workflows w ON w.workflow_id = f.workflow_id"""
 FIND_DUE: Final = f"""SELECT {COLUMNS} FROM workflows
-WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms <= ? ORDER BY next_wake_ms LIMIT ?"""
+WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms BETWEEN ? AND ? ORDER BY next_wake_ms LIMIT ?"""
 NEXT_WAKE: Final = """SELECT next_wake_ms FROM workflows
-WHERE problem IS NULL AND next_wake_ms IS NOT NULL ORDER BY next_wake_ms LIMIT 1"""
+WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms >= ? ORDER BY next_wake_ms LIMIT 1"""

@@ -295,13 +295,13 @@ class FileStore:
         """The row of one workflow, or `None`."""
         return await self._access().ask(Catalog.get_row, workflow_id)
 
-    async def find_due(self, now_ms: int, *, limit: int) -> Sequence[CatalogRow]:
-        """Rows without a problem whose `next_wake_ms <= now_ms`, earliest first, at most `limit`."""
-        return await self._access().ask(Catalog.find_due, now_ms, limit)
+    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+        """Rows without a problem whose `since_ms <= next_wake_ms <= now_ms`, earliest first, at most `limit`."""
+        return await self._access().ask(Catalog.find_due, now_ms, limit, since_ms)
 
-    async def next_wake_ms(self) -> int | None:
-        """The earliest `next_wake_ms` of all rows without a problem, or `None`."""
-        return await self._access().ask(Catalog.next_wake_ms)
+    async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
+        """The earliest `next_wake_ms >= since_ms` of all rows without a problem, or `None`."""
+        return await self._access().ask(Catalog.next_wake_ms, since_ms)
 
     async def list_rows(
         self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100

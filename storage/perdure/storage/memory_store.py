@@ -121,16 +121,16 @@ class MemoryStore:
         self._check_owned()
         return self._disk.rows.get(workflow_id)
 
-    async def find_due(self, now_ms: int, *, limit: int) -> Sequence[CatalogRow]:
-        """Rows without a problem whose `next_wake_ms <= now_ms`, earliest first."""
+    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+        """Rows without a problem whose `since_ms <= next_wake_ms <= now_ms`, earliest first."""
         self._check_owned()
-        waking = [(wake, row) for wake, row in self._waking() if wake <= now_ms]
+        waking = [(wake, row) for wake, row in self._waking() if since_ms <= wake <= now_ms]
         return [row for _, row in heapq.nsmallest(max(limit, 0), waking, key=lambda item: item[0])]
 
-    async def next_wake_ms(self) -> int | None:
-        """The earliest `next_wake_ms` of all rows without a problem, or `None`."""
+    async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
+        """The earliest `next_wake_ms >= since_ms` of all rows without a problem, or `None`."""
         self._check_owned()
-        return min((wake for wake, _ in self._waking()), default=None)
+        return min((wake for wake, _ in self._waking() if wake >= since_ms), default=None)
 
     async def list_rows(
         self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100
