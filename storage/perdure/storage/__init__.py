@@ -21,8 +21,11 @@ from perdure.storage.errors import (
     UnsupportedFileSystemError,
     ValueTooLargeError,
 )
+from perdure.storage.file_store import FileStore
 from perdure.storage.memory import MemoryDriver
+from perdure.storage.memory_store import MemoryStore
 from perdure.storage.split import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES, commit_batch
+from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.store import CatalogRow, Store
 from perdure.storage.values import (
     ErrorValue,
@@ -48,13 +51,16 @@ __all__ = [
     "DriverClosedError",
     "EncodeError",
     "ErrorValue",
+    "FileStore",
     "FormatVersionError",
     "MAX_KV_BATCH_ENTRIES",
     "MAX_KV_BATCH_PAYLOAD_BYTES",
     "MemoryDriver",
+    "MemoryStore",
     "NamespaceNotFoundError",
     "OversizedValueError",
     "PerdureError",
+    "SqliteDriver",
     "StorageError",
     "Store",
     "StoreBusyError",

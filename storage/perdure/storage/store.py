@@ -81,12 +81,12 @@ class Store(Protocol):
         """The row of one workflow, or `None`."""
         ...
 
-    async def find_due(self, now_ms: int, *, limit: int) -> Sequence[CatalogRow]:
-        """Rows without a problem whose `next_wake_ms <= now_ms`, earliest first, at most `limit`."""
+    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+        """Rows without a problem whose `since_ms <= next_wake_ms <= now_ms`, earliest first, at most `limit`."""
         ...
 
-    async def next_wake_ms(self) -> int | None:
-        """The earliest `next_wake_ms` of all rows without a problem, or `None`."""
+    async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
+        """The earliest `next_wake_ms >= since_ms` of all rows without a problem, or `None`."""
         ...
 
     async def list_rows(

@@ -105,6 +105,7 @@ class Activation:
         self.live_branches = 1
         self.mode: RunMode = "yield"
         self.is_running = False
+        self.is_draining = False
         self._error: BaseException | None = None
         self._committer = Committer(driver, history.pending)
         self._cancel_scope = trio.CancelScope()
@@ -261,8 +262,11 @@ class Activation:
                 self.history.set_alarm(self.waiting.deadline_ms)
                 self.history.set_idle_activations(0)
             await self.commit()
-            if self.mode == "yield" and self._is_quiet():
-                self._close(Closing.PARKED)
+            if self._is_quiet():
+                if self.is_draining:
+                    self.evict()
+                elif self.mode == "yield":
+                    self._close(Closing.PARKED)
             await parking.until_woken(self.clock)
         finally:
             del self._parked[parking]
@@ -356,6 +360,12 @@ class Activation:
     def evict(self) -> None:
         """Make the function unwind; what is recorded stays, and the workflow can be run again elsewhere."""
         self._close(Closing.EVICTED)
+
+    def drain(self) -> None:
+        """Evict the workflow as soon as no step function runs: at once if it waits, else before its next operation."""
+        self.is_draining = True
+        if self._is_quiet():
+            self.evict()
 
     async def recover(self) -> bool:
         """Make a failed workflow runnable again: the entries that failed it run again, with fresh counts.

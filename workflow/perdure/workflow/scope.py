@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 import trio
 
-from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location
+from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location, MessageEntry, SleepEntry
 from perdure.workflow.checks import check_name
 from perdure.workflow.errors import (
     DuplicateNameError,
@@ -184,6 +184,8 @@ class Operation:
 
     def __enter__(self) -> Operation:
         activation = self.scope.activation
+        if activation.is_draining:
+            activation.evict()
         if activation.closing is not None:
             raise SuspendSignal
         try:
@@ -218,19 +220,39 @@ class Operation:
         scope.unvisited.discard(number)
         node = scope.node.children.get(number)
         if node is None:
+            if scope.unvisited:
+                self._check_place(KIND_NAMES[kind], is_read=name is not None)
             return None
         entry = node.entry
         if entry is None or type(entry.kind) is not kind:
-            found, asked = _describe_node(node), f"a {KIND_NAMES[kind]}"
-            name = name or self.name
-            raise HistoryDivergedError(
-                f"history holds {found} {name!r} at {scope.path_text()}, where the code asks for {asked}; restore the "
-                "operation that was there, or give the new one another name",
-                location=scope.path_text(name),
-                found=found,
-                asked=asked,
-            )
+            raise self._other_kind(name or self.name, node, KIND_NAMES[kind])
         return node, entry, entry.kind
+
+    def _check_place(self, asked: str, *, is_read: bool) -> None:
+        """A queue read has its place in derived names only: what is new must not be where one was, nor the reverse."""
+        scope = self.scope
+        for name in (self.name,) if is_read else (f"{self.name}:count", f"{self.name}:deadline"):
+            number = scope.activation.history.known_number(name)
+            if number is not None and number in scope.unvisited:
+                node = scope.node.children[number]
+                if self._is_part_of_read(name, node) != is_read:
+                    raise self._other_kind(name, node, asked)
+
+    def _is_part_of_read(self, name: str, node: Node) -> bool:
+        entry = node.entry
+        if entry is None or not isinstance(entry.kind, SleepEntry):
+            return entry is not None and isinstance(entry.kind, MessageEntry)
+        return name.endswith(":deadline") and not self.scope.activation.history.detail(entry.id).get("sleep")
+
+    def _other_kind(self, name: str, node: Node, asked: str) -> HistoryDivergedError:
+        found = _describe_node(node)
+        return HistoryDivergedError(
+            f"history holds {found} {name!r} at {self.scope.path_text()}, where the code asks for a {asked}; restore the "
+            "operation that was there, or give the new one another name",
+            location=self.scope.path_text(name),
+            found=found,
+            asked=f"a {asked}",
+        )
 
     def create(self, kind: EntryKind, name: str | None = None) -> Node:
         """Record a new entry of this operation, or of one of its derived names."""

@@ -1,0 +1,112 @@
+"""An actor: one workflow that is in memory, with the driver that makes it the only writer.
+
+1. An actor is made by bringing a workflow in, and is gone once its driver is closed. In between it runs at most once.
+2. Whoever uses an actor holds it (`in_use`); it is closed only when nobody does, so no operation meets a closed driver.
+3. How its run ended is kept here for whoever waits, so a thousand waiters cost one look at the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import trio
+
+from perdure.actors.catalog import CatalogedDriver
+from perdure.storage import decode_value
+from perdure.workflow import Workflow
+from perdure.workflow.activation import Activation
+from perdure.workflow.run import ending_error
+
+__all__ = ["Actor"]
+
+_log = logging.getLogger("perdure.actors")
+
+
+class Actor:
+    """A workflow in memory.
+
+    Attributes:
+        definition: Its function, or `None` when none is registered under its name.
+        is_started: Whether its function was begun.
+        in_use: How many operations hold it.
+        error: The fault or trouble that ended its run, if one did.
+        stopped: Set once it is gone.
+    """
+
+    def __init__(
+        self, workflow_id: str, driver: CatalogedDriver, activation: Activation, definition: Workflow[Any, Any] | None
+    ) -> None:
+        self.workflow_id = workflow_id
+        self.driver = driver
+        self.activation = activation
+        self.definition = definition
+        self.is_started = False
+        self.is_leaving = False
+        self.in_use = 0
+        self.error: BaseException | None = None
+        self.stopped = trio.Event()
+        self._is_unused = trio.Event()
+
+    @property
+    def can_run(self) -> bool:
+        """Whether its function is to be begun: it is known, not begun yet, and the workflow has not ended."""
+        return not self.is_started and self.definition is not None and not self.activation.history.state.is_terminal
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether operations may be given to it: it is neither leaving nor being evicted."""
+        return not self.is_leaving and (self.activation.closing is None or not self.is_started)
+
+    def hold(self) -> None:
+        """Keep it from being closed."""
+        self.in_use += 1
+
+    def release(self) -> None:
+        """Let it be closed."""
+        self.in_use -= 1
+        if self.in_use == 0:
+            self._is_unused.set()
+
+    async def run(self) -> None:
+        """Run the function to its end. Errors are kept; `BaseException`s come out."""
+        assert self.definition is not None, "only a registered workflow is started"
+        try:
+            await self.activation.run(self.definition.function, mode="live")
+        except Exception as error:
+            self.error = error
+            _log.warning("workflow %r stopped: %s", self.workflow_id, error, extra={"workflow_id": self.workflow_id})
+        finally:
+            self.is_leaving = True
+
+    async def close(self) -> None:
+        """Close the driver, once nobody holds the actor. Not interrupted by cancellation."""
+        with trio.CancelScope(shield=True):
+            while self.in_use:
+                self._is_unused = trio.Event()
+                await self._is_unused.wait()
+            try:
+                self.driver.settle(len(self.activation.mailbox))
+                await self.driver.aclose()
+            except Exception as error:
+                _log.warning("workflow %r: its storage did not close: %s", self.workflow_id, error)
+            finally:
+                self.stopped.set()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the workflow has ended, durably."""
+        return self.error is None and self.activation.history.state.is_terminal
+
+    def result(self) -> Any:
+        """What an ended workflow returned.
+
+        Raises:
+            WorkflowFailedError: It failed.
+            WorkflowCancelledError: It was cancelled.
+        """
+        error = ending_error(self.activation)
+        if error is not None:
+            raise error
+        output = self.activation.history.output
+        return None if output is None else decode_value(output)

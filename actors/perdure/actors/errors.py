@@ -1,0 +1,39 @@
+"""The errors of the supervisor."""
+
+from __future__ import annotations
+
+from perdure.storage import PerdureError
+
+__all__ = [
+    "SupervisorClosedError",
+    "SupervisorError",
+    "UnregisteredWorkflowError",
+    "WorkflowExistsError",
+    "WorkflowNotFoundError",
+]
+
+
+class SupervisorError(PerdureError):
+    """The root of the supervisor's errors."""
+
+
+class SupervisorClosedError(SupervisorError):
+    """The supervisor has left its block, or is leaving it, and takes nothing more."""
+
+
+class UnregisteredWorkflowError(SupervisorError):
+    """No function is registered under a workflow's name; name it in `open_supervisor(..., workflows=[...])`."""
+
+    workflow_type: str
+
+
+class WorkflowExistsError(SupervisorError):
+    """The id is taken by another workflow, or by the same one with another input."""
+
+    workflow_id: str
+
+
+class WorkflowNotFoundError(SupervisorError):
+    """No workflow has this id."""
+
+    workflow_id: str

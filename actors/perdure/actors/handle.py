@@ -1,0 +1,92 @@
+"""The supervisor's workflow handles: what is asked of them goes to the live actor, or brings the workflow in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.storage import decode_value
+from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState
+from perdure.workflow.snapshot import error_of, history_entries
+
+if TYPE_CHECKING:
+    from perdure.actors.supervisor import Supervisor
+
+__all__ = ["ActorHandle"]
+
+
+class ActorHandle:
+    """A workflow of a supervisor; see `WorkflowHandle` for what each method promises.
+
+    A handle holds nothing: it may be kept, and made again with `supervisor.get`.
+    """
+
+    __slots__ = ("_supervisor", "_workflow_id")
+
+    def __init__(self, supervisor: Supervisor, workflow_id: str) -> None:
+        self._supervisor = supervisor
+        self._workflow_id = workflow_id
+
+    def __repr__(self) -> str:
+        return f"<workflow {self._workflow_id!r}>"
+
+    @property
+    def workflow_id(self) -> str:
+        """The workflow's id."""
+        return self._workflow_id
+
+    async def result(self) -> Any:
+        """Wait until the workflow ends, and return what its function returned.
+
+        An evicted workflow is waited for until it was woken and has ended; if the supervisor leaves its block first,
+        `WorkflowSuspendedError` comes.
+        """
+        return await self._supervisor.result(self._workflow_id)
+
+    async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            await actor.activation.message(name, body, message_id=id)
+        await self._supervisor.ensure_running(self._workflow_id)
+
+    async def wake(self) -> None:
+        """End pending sleeps and retry backoffs, durable on return, and bring the workflow in if it is dormant."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            await actor.activation.wake()
+        await self._supervisor.ensure_running(self._workflow_id)
+
+    async def recover(self) -> None:
+        """Run a failed workflow again; without effect on any other."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            await actor.activation.recover()
+        await self._supervisor.ensure_running(self._workflow_id)
+
+    async def evict(self) -> None:
+        """Take the workflow out of memory; its next message, alarm or wake brings it back."""
+        await self._supervisor.evict(self._workflow_id)
+
+    async def cancel(self) -> None:
+        """End the workflow as cancelled, for good."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            await actor.activation.cancel()
+
+    async def get_state(self) -> WorkflowState:
+        """Where it stands."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            return actor.activation.history.state
+
+    async def get_output(self) -> Any:
+        """What it returned, or `None`."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            output = actor.activation.history.output
+        return None if output is None else decode_value(output)
+
+    async def get_error(self) -> ErrorInfo | None:
+        """What it failed with, or `None`."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            error: ErrorInfo | None = error_of(actor.activation.history)
+        return error
+
+    async def history(self) -> tuple[HistoryEntry, ...]:
+        """Its history, decoded."""
+        async with self._supervisor.using(self._workflow_id) as actor:
+            return history_entries(actor.activation.history)
