@@ -242,11 +242,23 @@ class _LocalHandle:
 
     async def message(self, name: str, body: object, *, id: str | None = None) -> None:
         """Put a message into the mailbox; durable on return."""
-        await self._activation.message(name, body, message_id=id)
+        activation = await self._unfaulted()
+        await activation.message(name, body, message_id=id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs."""
-        await self._activation.wake()
+        activation = await self._unfaulted()
+        await activation.wake()
+
+    async def _unfaulted(self) -> Activation:
+        """The activation; after a fault one that holds what is stored, since what faulty code recorded is not to be."""
+        faulty = self._activation
+        if faulty.closing is Closing.FAULT:
+            await self._stopped.wait()
+            fresh = await Activation.load(self.workflow_id, faulty.driver, clock=faulty.clock, ids=faulty.ids)
+            if self._activation is faulty:
+                self._activation = fresh
+        return self._activation
 
     async def recover(self) -> None:
         """Make a failed workflow runnable again; in live mode it runs at once."""
@@ -272,7 +284,7 @@ class _LocalHandle:
 
     async def get_state(self) -> WorkflowState:
         """Where it stands now."""
-        return self._activation.history.state
+        return (await self._unfaulted()).history.state
 
     async def get_output(self) -> Any:
         """What it returned, or `None`."""
@@ -286,4 +298,4 @@ class _LocalHandle:
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its entries, decoded."""
-        return history_entries(self._activation.history)
+        return history_entries((await self._unfaulted()).history)
