@@ -327,7 +327,8 @@ class Host:
                 continue
             if result.sleep_until is None:
                 raise AssertionError(f"the workflow waits for {result.waiting_for_messages}, which nobody sends")
-            await self.advance(max(0.0, result.sleep_until - self.clock.now_ms() / 1000))
+            # At least a millisecond: wall-clock milliseconds are rounded, and may show a deadline just before it is reached.
+            await self.advance(max(0.001, result.sleep_until - self.clock.now_ms() / 1000))
 
     async def ended(self, fn: Function, input: object = None) -> Any:
         """Run to the end and return the output; time, messages and threads are somebody else's to move."""
