@@ -92,9 +92,9 @@ def failure_kind(error: BaseException) -> FailureKind | None:
 
 def describe(error: BaseException) -> ErrorInfo:
     """What is kept of an exception. Never raises, whatever the exception's own methods do."""
+    error = sole_exception(error)
     if isinstance(error, StepError) and error.kind in ("critical", "rollback"):
         return error.error  # left uncaught, a critical error ends the workflow under its own name
-    error = sole_exception(error)
     return ErrorInfo(cut_text(type(error).__name__, 1024), cut_text(_message(error)), _stack(error), _attributes(error))
 
 
@@ -119,7 +119,7 @@ def _attributes(error: BaseException) -> dict[str, str | int | float | bool | No
     for key, value in list(vars(error).items()):
         if len(kept) == _ATTRIBUTES_MAX:
             break
-        if key in hidden or key.startswith("__"):
+        if type(key) is not str or key in hidden or key.startswith("__"):
             continue
         # Exact types only: a str subclass could encode as something else.
         if type(value) is str:
