@@ -1,0 +1,347 @@
+"""The file store: one file per workflow, errors that name it, and neighbours that do not notice."""
+# ruff: noqa: ASYNC240 - these tests look at the disk between two awaits
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from file_stores import damage, opened, read, row, spawn
+
+from perdure.storage.directory import DataDirectory, Host
+from perdure.storage.errors import (
+    CommitUnknownError,
+    CorruptStoreError,
+    FormatVersionError,
+    NamespaceNotFoundError,
+    StorageError,
+    StoreBusyError,
+    UnsupportedFileSystemError,
+)
+from perdure.storage.file_store import FileStore
+from perdure.storage.naming import WorkflowIdError, parse_file_name
+from perdure.storage.sqlite_connection import connect_file
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+# What the directory holds.
+
+
+async def test_the_directory_is_laid_out_as_documented(data: Path) -> None:
+    async with opened(data) as store:
+        assert store.directory == str(data)
+        await spawn(store, "order-1")
+        driver = await store.open_driver("order-1")
+        path = Path(store.path_of("order-1"))
+        assert store.describe("order-1") == str(path)
+        assert path.parent == data / "workflows"
+        assert parse_file_name(path.name) is not None
+        assert {name.name for name in data.iterdir()} >= {"format", "lock", "catalog.sqlite", "workflows"}
+        await driver.aclose()
+        with pytest.raises(NamespaceNotFoundError):
+            store.path_of("order-2")
+    assert sorted(name.name for name in data.iterdir()) == ["catalog.sqlite", "format", "lock", "workflows"]
+    assert store.describe("order-1").endswith(".*.sqlite")
+    with pytest.raises(StorageError, match="acquire"):
+        store.path_of("order-1")
+
+
+async def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = FileStore("data")
+    monkeypatch.chdir("/")
+    await store.acquire()
+    await spawn(store, "order-1")
+    await store.aclose()
+    assert (tmp_path / "data" / "catalog.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [('{"format": "perdure", "version": 2}', FormatVersionError), ("garbage", StorageError)]
+)
+async def test_another_format_is_refused_and_the_lock_is_free(data: Path, text: str, error: type[StorageError]) -> None:
+    async with opened(data):
+        pass
+    (data / "format").write_text(text)
+    with pytest.raises(error):
+        await FileStore(data).acquire()
+    (data / "format").write_text('{"format": "perdure", "version": 1}')
+    async with opened(data):
+        pass
+
+
+async def test_a_network_file_system_is_refused(data: Path) -> None:
+    with pytest.raises(UnsupportedFileSystemError):
+        await FileStore(data, host=Host(file_system=lambda path: "nfs4")).acquire()
+    assert not data.exists()
+
+
+async def test_a_path_that_cannot_be_a_directory_is_named(data: Path) -> None:
+    """S41: a clear error with the path."""
+    data.write_bytes(b"")
+    with pytest.raises(StorageError, match=str(data)):
+        await FileStore(data / "below").acquire()
+
+
+async def test_the_names_of_unknown_files_are_reserved(data: Path) -> None:
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        name = Path(store.path_of("order-1")).name
+        with pytest.raises(WorkflowIdError, match="reserved"):
+            await store.open_driver("?" + name, create=True)
+
+
+async def test_the_drivers_have_threads_of_their_own(data: Path) -> None:
+    """S19: user code that fills the default threads does not hold up storage."""
+    async with opened(data, commit_in="thread") as store, trio.open_nursery() as nursery:
+        limiter = trio.to_thread.current_default_thread_limiter()
+        for _ in range(int(limiter.total_tokens)):
+            nursery.start_soon(limiter.acquire_on_behalf_of, object())
+        await trio.testing.wait_all_tasks_blocked()
+        assert limiter.available_tokens == 0
+        await spawn(store, "order-1")
+        assert await read(store, "order-1") == b"order-1"
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize("commit_in", ["auto", "inline", "thread"])
+async def test_many_workflows_at_once(data: Path, durability: Any, commit_in: Any) -> None:
+    async with opened(data, durability=durability, commit_in=commit_in) as store:
+
+        async def live(number: int) -> None:
+            await spawn(store, f"order-{number}")
+            assert await read(store, f"order-{number}") == b"order-%d" % number
+            if number % 2:
+                await store.delete(f"order-{number}")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(30):
+                nursery.start_soon(live, number)
+        assert await store.count_rows() == 15
+        assert store._slots == {}
+    assert len(os.listdir(data / "workflows")) == 15
+
+
+# Damaged and missing files.
+
+
+@pytest.mark.parametrize("how", ["garbage", "short", "empty"])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_damaged_file_is_named_others_go_on_and_a_repaired_one_too(
+    data: Path, how: str, restarted: bool
+) -> None:
+    """S41: file replaced by garbage or cut short."""
+    async with opened(data) as store:
+        await spawn(store, "order-1", state="sleeping", alarm=70)
+        await spawn(store, "order-2")
+        path = store.path_of("order-1")
+        good = damage(path, how)
+        for create in (False, True):
+            with pytest.raises(CorruptStoreError) as caught:
+                await store.open_driver("order-1", create=create)
+            assert caught.value.path == path
+            assert path in str(caught.value)
+            assert caught.value.set_aside
+            assert not Path(path).exists()
+        sick = await store.get_row("order-1")
+        assert sick is not None
+        assert sick.problem is not None
+        assert sick.problem.startswith("storage: ")
+        assert path in sick.problem
+        assert [found.workflow_id for found in await store.find_due(10_000, limit=10)] == ["order-2"]
+        assert await read(store, "order-2") == b"order-2"
+        if not restarted:
+            Path(path).write_bytes(good)
+            assert await read(store, "order-1") == b"order-1"
+            assert await store.get_row("order-1") == row(
+                "order-1", state="sleeping", next_wake_ms=70, updated_at_ms=Path(path).stat().st_mtime_ns // 1_000_000
+            )
+            return
+    async with opened(data) as store:
+        assert await store.get_row("order-1") == sick
+    Path(path).write_bytes(good)
+    async with opened(data) as store:
+        well = await store.get_row("order-1")
+        assert well is not None
+        assert (well.problem, well.next_wake_ms, well.created_at_ms) == (None, 70, 1_000)
+        assert await read(store, "order-1") == b"order-1"
+
+
+async def test_a_missing_file_is_an_error_and_never_an_empty_namespace(data: Path) -> None:
+    """S41: also when the caller would have made one."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        await spawn(store, "order-2")
+        path = store.path_of("order-1")
+        os.rename(path, data / "elsewhere")
+        for create in (False, True):
+            with pytest.raises(NamespaceNotFoundError, match="is gone; put it back") as caught:
+                await store.open_driver("order-1", create=create)
+            assert (caught.value.workflow_id, caught.value.path) == ("order-1", path)
+        sick = await store.get_row("order-1")
+        assert sick is not None
+        assert sick.problem == f"storage: {path} is gone; put it back, or delete the workflow"
+        assert await read(store, "order-2") == b"order-2"
+        os.rename(data / "elsewhere", path)
+        assert await read(store, "order-1") == b"order-1"
+        os.unlink(path)
+        await store.delete("order-1")
+        driver = await store.open_driver("order-1", create=True)
+        assert await driver.list(b"") == []
+        await driver.aclose()
+
+
+async def test_a_deleted_workflow_takes_its_damaged_copies_along(data: Path) -> None:
+    """S52: nothing of it is left that a rebuilt catalog could find."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        damage(store.path_of("order-1"), "garbage")
+        with pytest.raises(CorruptStoreError):
+            await store.open_driver("order-1")
+        await store.delete("order-1")
+        assert os.listdir(data / "workflows") == []
+        await spawn(store, "order-1")
+        path = store.path_of("order-1")
+        good = damage(path, "short")
+        with pytest.raises(CorruptStoreError):
+            await store.open_driver("order-1")
+        Path(path).write_bytes(good)
+        assert await read(store, "order-1") == b"order-1"
+    (data / "catalog.sqlite").unlink()
+    async with opened(data) as store:
+        await store.delete("order-1")
+        assert os.listdir(data / "workflows") == []
+
+
+async def test_a_file_that_cannot_be_opened_is_named_and_others_go_on(data: Path) -> None:
+    """S41: permission denied and its like; here a directory stands in the file's place."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        await spawn(store, "order-2")
+        path = store.path_of("order-1")
+        os.rename(path, data / "elsewhere")
+        os.mkdir(path)
+        with pytest.raises(StorageError, match="not a regular file") as caught:
+            await store.open_driver("order-1")
+        assert caught.value.path == path
+        assert await read(store, "order-2") == b"order-2"
+        os.rmdir(path)
+        os.rename(data / "elsewhere", path)
+        assert await read(store, "order-1") == b"order-1"
+
+
+async def test_a_directory_that_takes_no_new_files_refuses_the_new_workflow_only(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S41: a read-only directory; simulated, since permissions do not bind root."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        real = os.open
+
+        def refuse(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+            if flags & os.O_CREAT:
+                raise PermissionError(13, "Read-only file system", path)
+            return real(path, flags, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(StorageError, match="Read-only file system"):
+            await store.open_driver("order-2", create=True)
+        assert await read(store, "order-1") == b"order-1"
+        monkeypatch.undo()
+        await spawn(store, "order-2")
+        assert await read(store, "order-2") == b"order-2"
+
+
+class FailingCommit:
+    """A connection whose next COMMIT fails when it is told so."""
+
+    fail = False
+
+    def __init__(self, path: str) -> None:
+        self._inner = connect_file(path)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._inner.in_transaction
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Any:
+        if sql == "COMMIT" and FailingCommit.fail:
+            FailingCommit.fail = False
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return self._inner.execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Any, /) -> Any:
+        return self._inner.executemany(sql, parameters)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+async def test_after_a_commit_of_unknown_outcome_the_workflow_opens_again(data: Path) -> None:
+    """S21, S41: the dead driver need not be closed first, and its neighbours do not notice."""
+    async with opened(data, connect=FailingCommit) as store:
+        await spawn(store, "order-1")
+        other = await store.open_driver("order-2", create=True)
+        driver = await store.open_driver("order-1")
+        FailingCommit.fail = True
+        with pytest.raises(CommitUnknownError):
+            await driver.set(b"more", b"1")
+        await other.set(b"more", b"2")
+        again = await store.open_driver("order-1")
+        assert await again.get(b"\x99") == b"order-1"
+        await driver.aclose()
+        with pytest.raises(StoreBusyError):
+            await store.open_driver("order-1")
+        await again.aclose()
+        await other.aclose()
+
+
+async def test_a_deletion_that_fails_leaves_the_workflow_whole(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S41, S52: and it is not deleted later behind the caller's back."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+
+        def refuse(self: DataDirectory, name: str, *, set_aside: bool = False) -> None:
+            raise PermissionError(1, "Operation not permitted", name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DataDirectory, "remove", refuse)
+            with pytest.raises(StorageError, match="not permitted"):
+                await store.delete("order-1")
+        assert await read(store, "order-1") == b"order-1"
+    async with opened(data) as store:
+        assert await read(store, "order-1") == b"order-1"
+        assert await store.get_row("order-1") is not None
+
+
+async def test_a_deletion_that_was_half_done_is_finished_by_the_next_call(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        remove = DataDirectory.remove
+
+        def fail_late(self: DataDirectory, name: str, *, set_aside: bool = False) -> None:
+            remove(self, name, set_aside=set_aside)
+            raise OSError(5, "Input/output error", name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DataDirectory, "remove", fail_late)
+            with pytest.raises(StorageError, match="Input/output"):
+                await store.delete("order-1")
+        with pytest.raises(NamespaceNotFoundError):
+            await store.open_driver("order-1", create=True)
+        await store.delete("order-1")
+        await spawn(store, "order-1")
+        assert await read(store, "order-1") == b"order-1"
