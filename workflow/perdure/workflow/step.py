@@ -259,6 +259,7 @@ class _Attempts:
                 if self._activation.clock.now_ms() < retry_at_ms:
                     await self._activation.park(Wait(retry_at_ms, wakeable=True))
                     continue  # wake() may have made it due
+                self._activation.hold_steps()  # the failure is durable before the next attempt, also without a pause
             outcome = await self._attempt()
             if outcome is not None:
                 return outcome[0]

@@ -72,9 +72,9 @@ async def run_in_thread(
     """Call the function in a worker thread. Cancellation returns at once and abandons the thread."""
     thread = _Thread()
 
-    def call() -> Any:
+    def call() -> tuple[Any]:
         try:
-            return fn(*args)
+            return (fn(*args),)  # wrapped, since Trio refuses a coroutine with an error of its own
         finally:
             with _abandoned_lock:
                 if _abandoned.get(key) is thread:
@@ -85,7 +85,7 @@ async def run_in_thread(
     with _abandoned_lock:
         _abandoned[key] = thread
     try:
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=slot)  # type: ignore[arg-type]
+        return (await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=slot))[0]  # type: ignore[arg-type]
     finally:
         if not slot.is_begun:
             with _abandoned_lock:
