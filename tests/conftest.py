@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,20 @@ def driver_kind(request: pytest.FixtureRequest) -> DriverKind:
 
 
 @pytest.fixture
-def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> Callable[[], Namespace]:
-    """Makes empty namespaces on the driver under test."""
-    return lambda: Namespace(driver_kind, tmp_path)
+async def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterator[Callable[[], Namespace]]:
+    """Makes empty namespaces on the driver under test; they are closed after the test."""
+    made: list[Namespace] = []
+
+    def make() -> Namespace:
+        made.append(Namespace(driver_kind, tmp_path))
+        return made[-1]
+
+    yield make
+    for namespace in made:
+        await namespace.close()
 
 
 @pytest.fixture
-def namespace(make_namespace: Callable[[], Namespace]) -> Namespace:
+async def namespace(make_namespace: Callable[[], Namespace]) -> Namespace:
     """An empty namespace on the driver under test."""
     return make_namespace()
