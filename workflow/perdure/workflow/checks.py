@@ -7,18 +7,24 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final, cast
 
+from perdure.storage import Driver
 from perdure.workflow.errors import InvalidArgumentError
 
 __all__ = [
     "NAME_BYTES_MAX",
     "check_count",
+    "check_driver",
     "check_duration",
+    "check_flag",
     "check_function",
+    "check_message_id",
     "check_message_name",
     "check_message_names",
+    "check_methods",
     "check_name",
     "check_when_ms",
     "check_workflow_id",
+    "check_workflow_name",
     "ms_ceil",
 ]
 
@@ -67,6 +73,15 @@ def check_workflow_id(workflow_id: object) -> str:
     return _check_text(workflow_id, "a workflow's id", '"order-123"', None)
 
 
+def check_workflow_name(name: object) -> str:
+    """What a workflow is found by after a restart: non-empty text of at most 512 bytes."""
+    if name == "<lambda>":
+        raise InvalidArgumentError(
+            'a lambda has no name of its own to be found by after a restart; write for example @workflow(name="order")'
+        )
+    return _check_text(name, "a workflow's name", '@workflow(name="order")', NAME_BYTES_MAX)
+
+
 def check_message_names(names: object) -> tuple[str, ...] | None:
     """The names a queue read waits for, without repetition, in order; `None` is any."""
     if names is None:
@@ -89,12 +104,24 @@ def check_duration(seconds: object, what: str, example: str) -> float:
     """A finite duration of at least 0 seconds."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidArgumentError(f"{what} must be a number of seconds, not {type(seconds).__name__}; write {example}")
-    value = float(seconds)
-    if not math.isfinite(value) or value < 0 or value > _U64_MAX / 2000:
+    # Compared before it becomes a float: integers may be larger than any; and nothing compares with NaN.
+    if not 0 <= seconds <= _U64_MAX / 2000:
         raise InvalidArgumentError(
-            f"{what} must be a finite number of seconds, 0 or more, not {seconds!r}; write {example}"
+            f"{what} must be a finite number of seconds, 0 or more, not {_shown(seconds)}; write {example}"
         )
-    return value
+    return float(seconds)
+
+
+def _shown(number: float) -> str:
+    # Python refuses to print integers of some thousand digits.
+    return repr(number) if isinstance(number, float) or abs(number) < 10**100 else "an integer of more than 100 digits"
+
+
+def check_flag(flag: object, what: str) -> bool:
+    """True or False, and no other value that happens to count as one."""
+    if not isinstance(flag, bool):
+        raise InvalidArgumentError(f"{what} must be True or False, not {flag!r}; write {what}=True")
+    return flag
 
 
 def check_count(count: object, what: str, *, least: int, example: str) -> int:
@@ -102,7 +129,7 @@ def check_count(count: object, what: str, *, least: int, example: str) -> int:
     if isinstance(count, bool) or not isinstance(count, int):
         raise InvalidArgumentError(f"{what} must be a whole number, not {count!r}; write {example}")
     if not least <= count <= _U32_MAX:
-        raise InvalidArgumentError(f"{what} must be from {least} to {_U32_MAX}, not {count}; write {example}")
+        raise InvalidArgumentError(f"{what} must be from {least} to {_U32_MAX}, not {_shown(count)}; write {example}")
     return count
 
 
@@ -119,9 +146,26 @@ def check_when_ms(when: object, operation: str) -> int:
         raise InvalidArgumentError(
             f"the time must be seconds since the epoch or an aware datetime, not {type(when).__name__}; write {example}"
         )
-    if not math.isfinite(seconds) or seconds < 0 or seconds > _U64_MAX / 1000:
-        raise InvalidArgumentError(f"the time must be finite and not before 1970, not {when!r}; write {example}")
+    if not 0 <= seconds <= _U64_MAX / 2000:
+        shown = repr(when) if isinstance(when, datetime) else _shown(seconds)
+        raise InvalidArgumentError(f"the time must be finite and not before 1970, not {shown}; write {example}")
     return ms_ceil(float(seconds)) if isinstance(seconds, float) else seconds * 1000
+
+
+def check_driver(driver: object) -> None:
+    """Refuse what is no driver."""
+    if not isinstance(driver, Driver):
+        raise InvalidArgumentError(
+            f"a driver is needed, not {type(driver).__name__}; write for example `await SqliteDriver.open(path, create=True)`"
+        )
+
+
+def check_methods(thing: object, methods: tuple[str, ...], what: str, example: str) -> None:
+    """Refuse what lacks one of the methods."""
+    if isinstance(thing, type) or not all(callable(getattr(thing, method, None)) for method in methods):
+        raise InvalidArgumentError(
+            f"{what} must be an object with {' and '.join(methods)}, not {thing!r}; write for example {example}"
+        )
 
 
 def check_function(fn: object, what: str, example: str) -> Callable[..., object]:

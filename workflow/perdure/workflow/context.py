@@ -210,7 +210,7 @@ class Context:
             if (
                 max_retries is None
                 and timeout == 30.0
-                and not (ephemeral or at_most_once or retry_on_timeout)
+                and (retry_on_timeout is ephemeral is at_most_once is False)
                 and retry_backoff_base == 0.1
                 and retry_backoff_max == 30.0
             ):

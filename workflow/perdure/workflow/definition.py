@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, overload
 
-from perdure.workflow.checks import NAME_BYTES_MAX, check_function
+from perdure.workflow.checks import check_function, check_workflow_name
 from perdure.workflow.context import Context
 from perdure.workflow.errors import InvalidArgumentError
 
@@ -22,7 +22,7 @@ WorkflowFunction: TypeAlias = Callable[[Context, Any], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Workflow(Generic[InputT, OutputT]):
-    """A named workflow; calling it calls the function.
+    """A named workflow; calling it calls the function. Checked as `workflow` says, however it is made.
 
     Attributes:
         function: `async def function(ctx, input)`.
@@ -31,6 +31,20 @@ class Workflow(Generic[InputT, OutputT]):
 
     function: Callable[[Context, InputT], Awaitable[OutputT]]
     name: str
+
+    def __post_init__(self) -> None:
+        example = "async def order(ctx, input): ..."
+        checked = check_function(self.function, "a workflow", example)
+        call = getattr(checked, "__call__", None)  # noqa: B004 - asked of an object whose call is a coroutine function
+        if not inspect.iscoroutinefunction(checked) and not inspect.iscoroutinefunction(call):
+            raise InvalidArgumentError(f"a workflow must be a coroutine function, not {checked!r}; write {example}")
+        try:
+            inspect.signature(checked).bind(None, None)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"a workflow is called with a context and its input, but {checked!r} does not take these; write {example}"
+            ) from None
+        check_workflow_name(self.name)
 
     def __call__(self, ctx: Context, input: InputT) -> Awaitable[OutputT]:
         """Call the function itself, as its runner does."""
@@ -71,20 +85,5 @@ def _is_workflow(given: object) -> TypeGuard[Workflow[Any, Any]]:
     return isinstance(given, Workflow)
 
 
-def _define(function: object, name: str | None) -> Workflow[Any, Any]:
-    example = "async def order(ctx, input): ..."
-    checked = check_function(function, "a workflow", example)
-    if not inspect.iscoroutinefunction(checked) and not inspect.iscoroutinefunction(getattr(checked, "__call__", None)):  # noqa: B004
-        raise InvalidArgumentError(f"a workflow must be a coroutine function, not {checked!r}; write {example}")
-    try:
-        inspect.signature(checked).bind(None, None)
-    except TypeError:
-        raise InvalidArgumentError(
-            f"a workflow is called with a context and its input, but {checked!r} does not take these; write {example}"
-        ) from None
-    chosen = getattr(checked, "__name__", "") if name is None else name
-    if not isinstance(chosen, str) or not chosen or chosen == "<lambda>" or len(chosen.encode()) > NAME_BYTES_MAX:
-        raise InvalidArgumentError(
-            f'{chosen!r} cannot be a workflow\'s name: it has to be found by it after a restart. Write @workflow(name="order")'
-        )
-    return Workflow(checked, chosen)  # type: ignore[arg-type]
+def _define(function: Any, name: str | None) -> Workflow[Any, Any]:
+    return Workflow(function, getattr(function, "__name__", "") if name is None else name)

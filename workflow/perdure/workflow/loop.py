@@ -112,7 +112,12 @@ class _Loop:
         outer = self._operation.scope
         scope = outer.inner = Scope(self._activation, (*self._location, segment), node)
         try:
-            answer = await body(Context(scope), state)
+            called = body(Context(scope), state)
+            if not hasattr(called, "__await__"):
+                raise InvalidArgumentError(
+                    f"the body of loop {self._operation.name!r} is a plain function; write `async def body(ctx, state): ...`"
+                )
+            answer = await called
         except Exception as error:
             if self._activation.closing is None and scope.unvisited:
                 scope.close(cause=error)

@@ -9,7 +9,7 @@ import trio
 
 from perdure.storage import Driver, decode_value
 from perdure.workflow.activation import Activation, Closing
-from perdure.workflow.checks import check_workflow_id
+from perdure.workflow.checks import check_driver, check_methods, check_workflow_id
 from perdure.workflow.clock import Clock
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Workflow, definition_of
@@ -86,6 +86,9 @@ async def _prepare(
     check_driver(driver)
     if mode not in ("yield", "live"):
         raise InvalidArgumentError(f'mode must be "yield" or "live", not {mode!r}')
+    _check_clock(clock)
+    if ids is not None:
+        check_methods(ids, ("next_id", "start_after", "random_bytes"), "ids", "Uuid7Generator(SystemClock())")
     activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids)
     if activation.is_new:
         activation.create(definition.name, input)
@@ -94,16 +97,9 @@ async def _prepare(
     return definition, activation
 
 
-def check_driver(driver: object) -> None:
-    """Refuse what is no driver.
-
-    Raises:
-        InvalidArgumentError: It lacks a driver's methods.
-    """
-    if not isinstance(driver, Driver):
-        raise InvalidArgumentError(
-            f"a driver is needed, not {type(driver).__name__}; write for example `await SqliteDriver.open(path, create=True)`"
-        )
+def _check_clock(clock: object) -> None:
+    if clock is not None:
+        check_methods(clock, ("now_ms", "wait_until_ms"), "clock", "SystemClock()")
 
 
 def ending_error(activation: Activation) -> WorkflowFailedError | WorkflowCancelledError | None:
@@ -158,6 +154,7 @@ async def send_message(
         StorageError: It is not known to be stored.
     """
     check_driver(driver)
+    _check_clock(clock)
     activation = await Activation.load(await _stored_id(driver), driver, clock=clock)
     await activation.message(name, body, message_id=id)
 
@@ -184,6 +181,7 @@ async def start_workflow(
     The workflow's failure does not cancel the nursery; `handle.result()` raises it. Cancelling the nursery evicts the
     workflow. Arguments and errors are those of `run_workflow`.
     """
+    check_methods(nursery, ("start_soon",), "nursery", "`async with trio.open_nursery() as nursery:`")
     definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids)
     await activation.commit_from_outside()
     handle = _LocalHandle(nursery, definition, activation, mode)

@@ -20,6 +20,7 @@ from perdure.storage.schema import (
     StepEntry,
     VersionCheckEntry,
 )
+from perdure.workflow.checks import check_driver
 from perdure.workflow.failures import info_from_map
 from perdure.workflow.history import History
 from perdure.workflow.types import HistoryEntry, WorkflowSnapshot
@@ -34,8 +35,10 @@ async def load_snapshot(driver: Driver) -> WorkflowSnapshot:
         driver: The workflow's namespace; no activation may be using it meanwhile.
 
     Raises:
+        InvalidArgumentError: It is no driver.
         DecodeError: What is stored is damaged.
     """
+    check_driver(driver)
     return snapshot_of(await History.load("", driver))
 
 

@@ -28,7 +28,7 @@ from perdure.storage.errors import EncodeError
 from perdure.storage.keys import pack
 from perdure.storage.schema import Entry, EntryMetadata, EntryStatus, StepEntry
 from perdure.workflow.activation import Activation
-from perdure.workflow.checks import check_count, check_duration, check_function, ms_ceil
+from perdure.workflow.checks import check_count, check_duration, check_flag, check_function, ms_ceil
 from perdure.workflow.errors import (
     ErrorInfo,
     FailureKind,
@@ -157,9 +157,9 @@ def check_step_options(
         check_duration(retry_backoff_base, "retry_backoff_base", "retry_backoff_base=0.1"),
         check_duration(retry_backoff_max, "retry_backoff_max", "retry_backoff_max=30.0"),
         check_duration(timeout, "timeout", "timeout=30.0 (0 for none)"),
-        bool(retry_on_timeout),
-        bool(ephemeral),
-        bool(at_most_once),
+        check_flag(retry_on_timeout, "retry_on_timeout"),
+        check_flag(ephemeral, "ephemeral"),
+        check_flag(at_most_once, "at_most_once"),
     )
 
 
