@@ -53,6 +53,10 @@ async def test_changes_made_through_data_are_seen():
     assert await driver.list(b"") == [(b"a", b"1"), (b"b", b"2")]
     await driver.delete(b"b")
     assert driver.data == {b"a": b"1"}
+    data = driver.data
+    assert len(await driver.list(b"")) == 1
+    data[b"0"] = b"0"
+    assert await driver.list(b"") == [(b"0", b"0"), (b"a", b"1")]
 
 
 def test_a_limit_below_one_byte_is_an_error():

@@ -235,6 +235,13 @@ def test_a_workflow_never_sleeps_without_its_alarm():
     assert [set(data) for data in cuts({}, batch)] == [{layout.ALARM_KEY}, {layout.ALARM_KEY, layout.STATE_KEY}]
 
 
+def test_the_alarms_own_change_wins_over_a_put_under_its_key():
+    """S38: at no cut is the other value there."""
+    batch = Batch(puts=[(layout.ALARM_KEY, b"other"), (STEP, b"1")], alarm=AlarmChange("w", 5))
+    seen = [data.get(layout.ALARM_KEY) for data in cuts({}, batch)]
+    assert seen == [None, layout.encode_u64(5)]
+
+
 def test_recovery_forgets_the_failure_after_the_state():
     """S36: a failed workflow keeps its error and causes until it is no longer failed."""
     state, error, causes = layout.STATE_KEY, layout.ERROR_KEY, layout.FAILURE_CAUSES_KEY
