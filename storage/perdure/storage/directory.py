@@ -158,7 +158,6 @@ class DataDirectory:
             StorageError: Something cannot be made.
         """
         with self._errors("prepare", self.path):
-            self.workflows.mkdir(exist_ok=True)
             if not self.format.exists():
                 new = self.path / "format.new"
                 with new.open("wb") as file:
@@ -166,7 +165,10 @@ class DataDirectory:
                     file.flush()
                     sync_descriptor(file.fileno())
                 new.replace(self.format)
-            sync_directory(str(self.path))
+                sync_directory(str(self.path))
+            if not self.workflows.exists():
+                self.workflows.mkdir()
+                sync_directory(str(self.path))
         self._check_format()
 
     def remove(self, name: str, *, set_aside: bool = False) -> None:

@@ -224,7 +224,7 @@ def sweep(directory: DataDirectory, catalog: Catalog, session: int) -> None:
             continue
         if kind == _NEW:
             (directory.workflows / entry_name).unlink(missing_ok=True)
-        elif kind == "" and not catalog.has_file(base):
+        elif kind in ("", *_COMPANIONS) and not catalog.has_file(base):
             directory.remove(base)
 
 

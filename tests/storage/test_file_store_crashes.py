@@ -1,0 +1,200 @@
+"""A file store killed at any point of making, deleting and making again: the old result never comes back.
+
+The state of the directory is copied before and after every change that the store makes to it; each copy is what a killed
+process would have left behind. Each is then opened on the same start of the machine, where the catalog is trusted, and
+on another, where it is read again from the files; and all that once more for a process killed while it recovered.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from file_stores import opened, read, spawn
+
+from perdure.storage import layout
+from perdure.storage import sqlite_image as image
+from perdure.storage.catalog import Catalog
+from perdure.storage.errors import NamespaceNotFoundError
+from perdure.storage.file_store import FileStore
+from perdure.storage.process_lock import ProcessLock
+
+CATALOG_WRITES = (
+    "put_rows", "put_file", "begin_delete", "finish_delete", "cancel_delete", "set_meta", "start", "finish", "move",
+    "settle", "mark", "clear_problem", "checkpoint", "close",
+)  # fmt: skip
+CHANGES: list[tuple[Any, str]] = [
+    *((os, name) for name in ("link", "rename", "replace", "unlink", "mkdir", "ftruncate", "pwrite")),
+    *((Catalog, name) for name in CATALOG_WRITES),
+    (image, "write_synced"),
+    (ProcessLock, "write_note"),
+]
+
+
+class Deaths:
+    """Copies of a directory, one for each point at which its process could have died."""
+
+    def __init__(self, data: Path, copies: Path) -> None:
+        self.data = data
+        self.copies = copies
+        self.phase = ""
+        self.found: list[tuple[str, Path]] = []
+        self._seen: set[tuple[str, frozenset[tuple[str, bytes]]]] = set()
+
+    def point(self) -> None:
+        """Copy the directory, unless nothing has changed since an earlier copy."""
+        if not self.data.exists():
+            return
+        content = frozenset(
+            (str(path.relative_to(self.data)), path.read_bytes()) for path in self.data.rglob("*") if path.is_file()
+        )
+        if (self.phase, content) not in self._seen:
+            self._seen.add((self.phase, content))
+            target = self.copies / str(len(self.found))
+            shutil.copytree(self.data, target)
+            self.found.append((self.phase, target))
+
+    @contextmanager
+    def watched(self) -> Generator[None, None, None]:
+        """Look at every change from here on."""
+        busy = False
+
+        def watch(change: Callable[..., Any]) -> Callable[..., Any]:
+            def changing(*arguments: Any, **options: Any) -> Any:
+                nonlocal busy
+                if busy:
+                    return change(*arguments, **options)
+                busy = True
+                self.point()
+                busy = False
+                try:
+                    return change(*arguments, **options)
+                finally:
+                    busy = True
+                    self.point()
+                    busy = False
+
+            return changing
+
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name in CHANGES:
+                patch.setattr(owner, name, watch(getattr(owner, name)))
+            yield
+
+
+async def life(deaths: Deaths) -> None:
+    """Two workflows are made, one ends, is deleted and made again, and ends differently."""
+    deaths.phase = "making"
+    async with opened(deaths.data, commit_in="inline") as store:
+        await spawn(store, "order-2")
+        deaths.phase = "spawning"
+        await spawn(store, "order-1", state="completed")
+        deaths.phase = "made"
+        deaths.point()
+        driver = await store.open_driver("order-1")
+        await driver.set(b"more", b"1")
+        deaths.point()
+        await driver.aclose()
+        deaths.phase = "deleting"
+        await store.delete("order-1")
+        deaths.phase = "deleted"
+        deaths.point()
+        deaths.phase = "remaking"
+        await spawn(store, "order-1", state="failed")
+        deaths.phase = "remade"
+        deaths.point()
+
+
+ALLOWED = {
+    "making": {"no file"},
+    "spawning": {"no file", "empty", "completed"},
+    "made": {"completed"},
+    "deleting": {"completed", "no file"},
+    "deleted": {"no file"},
+    "remaking": {"no file", "empty", "failed"},
+    "remade": {"failed"},
+}
+
+
+async def look(store: FileStore) -> str:
+    try:
+        driver = await store.open_driver("order-1")
+    except NamespaceNotFoundError as error:
+        # A path says that a file was lost, which no crash may do.
+        return "no file" if error.path is None else "lost"
+    state = await driver.get(layout.STATE_KEY)
+    await driver.aclose()
+    return "empty" if state is None else state.decode()
+
+
+async def check(phase: str, data: Path, boot_id: str) -> str:
+    """What a new process finds is what the phase allows, and it can go on from there."""
+    async with opened(data, boot_id, commit_in="inline") as store:
+        found = await look(store)
+        assert found in ALLOWED[phase], (phase, data)
+        row = await store.get_row("order-1")
+        if phase in ("made", "deleting", "deleted", "remade"):
+            # Neither without the other.
+            assert (row is None) == (found == "no file"), (phase, data, row)
+        if phase != "making":
+            assert await read(store, "order-2") == b"order-2"
+        due = [each.workflow_id for each in await store.find_due(10_000, limit=10)]
+        assert ("order-1" in due) <= (row is not None and found in ("no file", "empty", "completed", "failed"))
+        files = {Path(store.path_of(each)).name for each in ("order-1", "order-2") if _has(store, each)}
+        # What a dead process had open has its log, until it is opened again.
+        assert {name.removesuffix("-wal") for name in os.listdir(data / "workflows")} == files, (phase, data)
+        if found == "no file":
+            await spawn(store, "order-1", state="running")
+            assert await look(store) == "running"
+        await store.delete("order-1")
+    (data / "catalog.sqlite").unlink()
+    async with opened(data, boot_id, commit_in="inline") as store:
+        assert await look(store) == "no file"
+        assert await store.get_row("order-1") is None
+    return found
+
+
+def _has(store: FileStore, workflow_id: str) -> bool:
+    return not store.describe(workflow_id).endswith("*.sqlite")
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str) -> None:
+    """S52: killed at any point, and after a power cut: the workflow is there whole, or gone for good."""
+    deaths = Deaths(tmp_path / "data", tmp_path / "copies")
+    with deaths.watched():
+        await life(deaths)
+    found = Counter([(phase, await check(phase, copy, boot_id)) for phase, copy in deaths.found])
+    assert {phase for phase, _ in found} == set(ALLOWED)
+    assert found["deleting", "completed"]
+    assert found["deleting", "no file"]
+    assert found["remaking", "failed"]
+    assert found["spawning", "completed"]
+    assert sum(found.values()) > 25
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+async def test_nor_after_a_second_death_while_recovering(tmp_path: Path, boot_id: str) -> None:
+    """S52: recovery is killed at any point too, and what it began is finished by the next."""
+    deaths = Deaths(tmp_path / "data", tmp_path / "copies")
+    with deaths.watched():
+        await life(deaths)
+    checked = 0
+    for number, (phase, copy) in enumerate(deaths.found):
+        if phase in ("making", "made", "remade"):
+            continue
+        again = Deaths(copy, tmp_path / f"again-{number}")
+        again.phase = phase
+        with again.watched():
+            async with opened(copy, boot_id, commit_in="inline"):
+                pass
+        for _, later in again.found:
+            await check(phase, later, boot_id)
+            checked += 1
+    assert checked > 50
