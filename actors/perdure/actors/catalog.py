@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from perdure.storage import Batch, CatalogRow, Driver, Store, layout
+from perdure.storage import Batch, CatalogRow, Driver, NowaitDriver, Store, layout
 from perdure.workflow.clock import Clock
 from perdure.workflow.history import History
 from perdure.workflow.states import WorkflowState
@@ -136,6 +136,16 @@ class CatalogedDriver:
         if has_new_mail:
             return  # the workflow is about to read it; what it then becomes comes with its next batch
         self._move_later(has_mail=False)
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        """The same without waiting, where the row need not move first."""
+        inner = self._inner
+        if not isinstance(inner, NowaitDriver) or any(key.startswith(layout.MAILBOX_PREFIX) for key, _ in batch.puts):
+            return False
+        if _order(self._wanted(has_new_mail=False)) < _order(self.row.next_wake_ms) or not inner.batch_nowait(batch):
+            return False
+        self._move_later(has_mail=False)
+        return True
 
     def settle(self, mail: int) -> None:
         """The actor leaves memory: the row says what it is to be woken for."""

@@ -4,7 +4,7 @@ A driver keeps the namespace of one workflow; a store keeps many, and a catalog 
 """
 
 from perdure.storage import layout
-from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver
+from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver, NowaitDriver
 from perdure.storage.errors import (
     BatchRefusedError,
     CommitUnknownError,
@@ -58,6 +58,7 @@ __all__ = [
     "MemoryDriver",
     "MemoryStore",
     "NamespaceNotFoundError",
+    "NowaitDriver",
     "OversizedValueError",
     "PerdureError",
     "SqliteDriver",

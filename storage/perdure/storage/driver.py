@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["VALUE_BYTES_MAX", "AlarmChange", "Batch", "Driver"]
+__all__ = ["VALUE_BYTES_MAX", "AlarmChange", "Batch", "Driver", "NowaitDriver"]
 
 VALUE_BYTES_MAX = 976 * 1024
 """Largest value, in bytes, that every driver takes; the reference engine's limit for one write."""
@@ -128,4 +128,23 @@ class Driver(Protocol):
 
     async def aclose(self) -> None:
         """Close the driver. Closing twice is fine; using it afterwards raises `DriverClosedError`."""
+        ...
+
+
+@runtime_checkable
+class NowaitDriver(Protocol):
+    """What a driver may offer besides: a batch without waiting, which spares a lone workflow's commit half its own cost.
+
+    A driver that wraps another and watches its batches must not pass this method on unseen.
+    """
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        """Apply the batch now, on this thread, if nobody would wait for it.
+
+        Returns:
+            Whether it was applied, and is as durable as after `Driver.batch`; if not, nothing happened: use that.
+
+        Raises:
+            BatchRefusedError, CommitUnknownError: As `Driver.batch`.
+        """
         ...

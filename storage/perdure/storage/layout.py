@@ -159,7 +159,7 @@ def entry_key(location: Location) -> bytes:
 
 def metadata_key(entry_id: str) -> bytes:
     """Key of an entry's metadata."""
-    return METADATA_PREFIX + pack((entry_id,))
+    return _text_key(METADATA_PREFIX, entry_id)
 
 
 def message_key(sequence: int) -> bytes:
@@ -169,12 +169,18 @@ def message_key(sequence: int) -> bytes:
 
 def dedup_key(message_id: str) -> bytes:
     """Key of the record that a message id was seen."""
-    return DEDUP_PREFIX + pack((message_id,))
+    return _text_key(DEDUP_PREFIX, message_id)
 
 
 def detail_key(entry_id: str) -> bytes:
     """Key of an entry's details."""
-    return DETAIL_PREFIX + pack((entry_id,))
+    return _text_key(DETAIL_PREFIX, entry_id)
+
+
+def _text_key(prefix: bytes, text: str) -> bytes:
+    if text.isascii() and "\0" not in text:  # as ids are: nothing to escape
+        return b"%b\x02%b\0" % (prefix, text.encode())
+    return prefix + pack((text,))
 
 
 def loop_start_key(entry_id: str, iteration: int) -> bytes:

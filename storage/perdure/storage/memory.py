@@ -128,6 +128,14 @@ class MemoryDriver:
             BatchRefusedError: The driver was made with `atomic_batch=False` and the batch has more than 128 entries or
                 976 KiB, or the alarm is out of range; nothing was written.
         """
+        self._apply(batch)
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        """Apply a batch; always does. Raises as `batch` does."""
+        self._apply(batch)
+        return True
+
+    def _apply(self, batch: Batch) -> None:
         self._check_open()
         check_batch(batch, self._value_bytes_max)
         if not self._atomic_batch:

@@ -233,6 +233,14 @@ class SqliteDriver:
         check_batch(batch, self._value_bytes_max, path=self.path)
         await self._run(self._namespace.commit, batch, self._commits)
 
+    def batch_nowait(self, batch: Batch) -> bool:
+        """Apply a batch here and now, if nobody else would wait for it; see `NowaitDriver`. Raises as `batch` does."""
+        if self._turn.locked() or not self._in_place(self._commits):
+            return False
+        check_batch(batch, self._value_bytes_max, path=self.path)
+        self._timed(self._namespace.commit, batch, self._commits)
+        return True
+
     async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
         """Arm the alarm, replacing an earlier one. The file has one, whatever the id. Raises as `batch` does."""
         await self.batch(Batch(alarm=AlarmChange(workflow_id, wake_at_ms)))

@@ -8,7 +8,8 @@
    write the same history.
 4. An error of the storage is not an outcome of the workflow: it closes the activation, and whoever runs it gets the error.
 5. `state` is durable as `running` before the first new step function of an activation, with the count of activations
-   that recorded nothing; recording, parking, eviction and shutdown clear the count. So a crash loop ends (promise 9).
+   that recorded nothing; recording, parking, eviction, shutdown and a fault clear the count. So a crash loop ends
+   (promise 9).
 6. In every durable state something brings a workflow back: it is `pending` or `running` (recovered at start), or it is
    `sleeping` with its alarm armed, or it waits for a message, whose arrival activates it. Hence the batch that takes a
    message or ends a sleep also sets `running`.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from perdure.storage import Driver, FormatVersionError, decode_value, encode_value
+from perdure.storage import Batch, Driver, FormatVersionError, decode_value, encode_value, layout
 from perdure.storage.errors import EncodeError, StorageError
 from perdure.storage.schema import EntryMetadata, EntryStatus, MailboxMessage, SleepEntry, SleepState, StepEntry
 from perdure.workflow.checks import check_message_id, check_message_name
@@ -497,12 +498,13 @@ class Activation:
         await self.commit_from_outside()
 
     async def _leave(self) -> None:
-        """Leave a workflow that goes on elsewhere: keep what was recorded, and do not count this as a crash."""
-        if self.closing is not Closing.EVICTED and self.closing is not Closing.USER_CANCELLED:
-            return
-        self.history.set_idle_activations(0)
+        """Leave a workflow that goes on elsewhere: keep what was recorded (unless the code was wrong), and count no crash."""
         try:
-            await self._committer.commit()
+            if self.closing is Closing.FAULT and self._has_begun_steps:
+                await self._committer.commit_alone(Batch(deletes=[layout.IDLE_ACTIVATIONS_KEY]))
+            elif self.closing is Closing.EVICTED or self.closing is Closing.USER_CANCELLED:
+                self.history.set_idle_activations(0)
+                await self._committer.commit()
         except StorageError as error:
             _log.warning(
                 "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import trio
 
-from perdure.storage import BatchRefusedError, Driver, commit_batch
+from perdure.storage import Batch, BatchRefusedError, Driver, NowaitDriver, commit_batch
 from perdure.workflow.pending import Pending
 
 __all__ = ["Committer"]
@@ -29,6 +29,7 @@ class Committer:
     def __init__(self, driver: Driver, pending: Pending) -> None:
         self._driver = driver
         self._pending = pending
+        self._batch_nowait = driver.batch_nowait if isinstance(driver, NowaitDriver) and driver.atomic_batch else None
         self._writing: trio.Event | None = None
         self.durable_version = pending.version
         self.commits = 0
@@ -49,34 +50,62 @@ class Committer:
             StorageError: Whether it was written is unknown.
         """
         target = self._pending.version
-        if self.durable_version >= target:
-            return
-        with trio.CancelScope(shield=True):
-            while self.durable_version < target:
-                if self.broken is not None:
-                    raise self.broken
-                if self._writing is not None:
+        while self.durable_version < target:
+            if self.broken is not None:
+                raise self.broken
+            if self._writing is not None:
+                with trio.CancelScope(shield=True):
                     await self._writing.wait()
-                    continue
-                self._writing = trio.Event()
-                try:
-                    # One turn of the scheduler: whoever finishes in it joins this batch.
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    await self._write()
-                finally:
-                    self._writing.set()
-                    self._writing = None
+                continue
+            writing = self._writing = trio.Event()
+            try:
+                # One turn of the scheduler: whoever finishes in it joins this batch.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                await self._write()
+            finally:
+                self._writing = None
+                writing.set()
+
+    async def commit_alone(self, batch: Batch) -> None:
+        """Write this batch, and nothing of what is pending; for what is to be said of a run whose records are not to be kept.
+
+        Cancellation does not interrupt it.
+
+        Raises:
+            BatchRefusedError: Nothing was written.
+            StorageError: Whether it was written is unknown.
+        """
+        while self._writing is not None:
+            with trio.CancelScope(shield=True):
+                await self._writing.wait()
+        if self.broken is not None:
+            raise self.broken
+        writing = self._writing = trio.Event()
+        try:
+            await self._hand_over(batch)
+        finally:
+            self._writing = None
+            writing.set()
 
     async def _write(self) -> None:
         version = self._pending.version
         batch = self._pending.take()
         try:
-            await commit_batch(self._driver, batch)
+            await self._hand_over(batch)
         except BatchRefusedError:
             self._pending.put_back(batch)
+            raise
+        self.durable_version = version
+
+    async def _hand_over(self, batch: Batch) -> None:
+        try:
+            # Without waiting, there is nothing that a cancellation could interrupt, and no need for a scope against it.
+            if self._batch_nowait is None or not self._batch_nowait(batch):
+                with trio.CancelScope(shield=True):
+                    await commit_batch(self._driver, batch)
+        except BatchRefusedError:
             raise
         except BaseException as error:
             self.broken = error
             raise
         self.commits += 1
-        self.durable_version = version

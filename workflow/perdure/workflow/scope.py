@@ -215,8 +215,7 @@ class Operation:
             HistoryDivergedError: History holds another kind there.
         """
         scope = self.scope
-        history = scope.activation.history
-        number = history.number_of(self.name if name is None else name)
+        number = scope.activation.history.number_of(self.name if name is None else name)
         scope.unvisited.discard(number)
         node = scope.node.children.get(number)
         if node is None:

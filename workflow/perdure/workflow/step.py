@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from math import inf
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -279,9 +280,7 @@ class _Attempts:
         value: Any = None
         token = _current_step.set(self._info())
         try:
-            with trio.CancelScope() as timer:
-                if options.timeout:
-                    timer.deadline = trio.current_time() + options.timeout
+            with trio.CancelScope(deadline=self._deadline()) as timer:
                 try:
                     value = await self._call()
                 except Exception as raised:
@@ -295,6 +294,9 @@ class _Attempts:
             await self._fail(error)
             return None
         return await self._succeed(value)
+
+    def _deadline(self) -> float:
+        return trio.current_time() + self._options.timeout if self._options.timeout else inf
 
     def _info(self) -> StepInfo:
         history = self._activation.history
