@@ -41,12 +41,13 @@ def listen():
 def process(script: str, data: Path) -> Generator[subprocess.Popen[str], None, None]:
     """Another process on the same directory, with pipes to it, killed in the end."""
     support = str(Path(__file__).parents[1] / "support")
+    path = os.pathsep.join(filter(None, [support, os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PREAMBLE + script, str(data)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": support},
+        env={**os.environ, "PYTHONPATH": path},
     ) as child:
         try:
             yield child
