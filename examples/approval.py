@@ -73,8 +73,8 @@ async def approval(ctx: Context, request: Request) -> str:
     # The time in which whoever decided may still add a comment.
     await ctx.sleep("cooling-off", request["cooling_off"])
     comments = await ctx.queue.next_batch("comments", names=["comment"], count=10, timeout=0)
-    remarks = "".join(f" ({comment.body})" for comment in comments)
-    await ctx.step("tell-requester", send, "requester", f"{decision}{remarks}")
+    remarks = [f" ({comment.body})" for comment in comments]
+    await ctx.step("tell-requester", send, "requester", decision + "".join(remarks))
     return decision
 
 
