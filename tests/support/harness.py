@@ -240,6 +240,8 @@ class Host:
         except BaseExceptionGroup as group:
             _, rest = group.split(SimulatedCrashError)
             if rest is not None:
+                if rest.exceptions == (error[1],):
+                    return  # the body's own error leaves as itself
                 raise
             if error[0] is not None:
                 # All that the body saw of the crash was our nursery's cancellation, which must not leave it.
