@@ -154,7 +154,7 @@ def check_when_ms(when: object, operation: str) -> int:
 
 def check_driver(driver: object) -> None:
     """Refuse what is no driver."""
-    if not isinstance(driver, Driver):
+    if isinstance(driver, type) or not isinstance(driver, Driver):
         raise InvalidArgumentError(
             f"a driver is needed, not {type(driver).__name__}; write for example `await SqliteDriver.open(path, create=True)`"
         )
