@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.storage import AlarmChange, Batch, Driver, SqliteDriver
+from perdure.storage import AlarmChange, Batch, Driver, NowaitDriver, SqliteDriver
 from perdure.storage.layout import ALARM_KEY, encode_u64
 
 PRAGMAS = ("page_size", "journal_mode", "synchronous", "locking_mode", "wal_autocheckpoint", "journal_size_limit")
@@ -67,6 +67,13 @@ class RecordingDriver:
         self.batches.append(batch)
         await self._inner.batch(batch)
 
+    def batch_nowait(self, batch: Batch) -> bool:
+        """The same without waiting, where the driver can."""
+        done = isinstance(self._inner, NowaitDriver) and self._inner.batch_nowait(batch)
+        if done:
+            self.batches.append(batch)
+        return done
+
 
 async def pragmas_of(path: Path, durability: Any) -> dict[str, Any]:
     """What our driver sets on a file, read back through its own connection."""
@@ -83,7 +90,14 @@ class RawTwin:
 
     def __init__(self, path: Path, pragmas: dict[str, Any]) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
-        for name in ("page_size", "locking_mode", "journal_mode", "synchronous", "wal_autocheckpoint", "journal_size_limit"):
+        for name in (
+            "page_size",
+            "locking_mode",
+            "journal_mode",
+            "synchronous",
+            "wal_autocheckpoint",
+            "journal_size_limit",
+        ):
             self._connection.execute(f"PRAGMA {name} = {pragmas[name]}")
         self._connection.execute("CREATE TABLE kv(key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
         found = {name: self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in PRAGMAS}
@@ -99,7 +113,9 @@ class RawTwin:
                 execute("DELETE FROM kv WHERE key = ?", (key,))
             for start, end in batch.delete_ranges:
                 execute("DELETE FROM kv WHERE key >= ? AND key < ?", (start, end))
-            executemany("INSERT INTO kv VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", batch.puts)
+            executemany(
+                "INSERT INTO kv VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", batch.puts
+            )
             self._apply_alarm(batch.alarm)
             execute("COMMIT")
         return time.perf_counter() - begun

@@ -85,7 +85,12 @@ async def flatness(directory: Path, total: int) -> dict[str, Any]:
     window = min(1000, total // 4)
     early = (stamps[window + window - 1] - stamps[window]) / (window - 1)
     late = (stamps[-1] - stamps[-window]) / (window - 1)
-    return {"steps": total, "early_us": round(early * 1e6, 1), "late_us": round(late * 1e6, 1), "late_to_early": round(late / early, 2)}
+    return {
+        "steps": total,
+        "early_us": round(early * 1e6, 1),
+        "late_us": round(late * 1e6, 1),
+        "late_to_early": round(late / early, 2),
+    }
 
 
 async def main(quick: bool) -> None:

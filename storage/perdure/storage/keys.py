@@ -44,6 +44,9 @@ _SMALL_INTS: Final = (bytes([_ZERO]), *(bytes([_ZERO + 1, value]) for value in r
 """Encodings of 0..255, which is what nearly every part of a real key is."""
 
 
+_TWO_BYTES: Final = bytes([_ZERO + 2])
+
+
 class KeyEncodeError(EncodeError):
     """A part cannot be in a key. `path` is like `key[1][0]`, `type_name` the type found there."""
 
@@ -68,8 +71,8 @@ def pack(parts: tuple[KeyPart, ...]) -> bytes:
     """
     pieces: list[bytes] = []
     for position, part in enumerate(parts):
-        if type(part) is int and 0 <= part < 256:
-            pieces.append(_SMALL_INTS[part])
+        if type(part) is int and 0 <= part < 65536:
+            pieces.append(_SMALL_INTS[part] if part < 256 else _TWO_BYTES + part.to_bytes(2, "big"))
         elif isinstance(part, tuple):
             _pack_nested(part, position, pieces)
         else:

@@ -174,13 +174,13 @@ class Operation:
         name: What it was called.
     """
 
-    __slots__ = ("_claimed", "_operation", "name", "scope")
+    __slots__ = ("_number", "_operation", "name", "scope")
 
     def __init__(self, scope: Scope, name: str, operation: OperationName) -> None:
         self.scope = scope
         self.name = name
         self._operation: OperationName = operation
-        self._claimed = False
+        self._number: int | None = None
 
     def __enter__(self) -> Operation:
         activation = self.scope.activation
@@ -194,7 +194,6 @@ class Operation:
         except FaultError as error:
             activation.fault(error)
             raise
-        self._claimed = True
         return self
 
     def __exit__(
@@ -215,7 +214,7 @@ class Operation:
             HistoryDivergedError: History holds another kind there.
         """
         scope = self.scope
-        number = scope.activation.history.number_of(self.name if name is None else name)
+        number = self._number_of(name)
         scope.unvisited.discard(number)
         node = scope.node.children.get(number)
         if node is None:
@@ -253,11 +252,18 @@ class Operation:
             asked=f"a {asked}",
         )
 
+    def _number_of(self, name: str | None) -> int:
+        if name is not None:
+            return self.scope.activation.history.number_of(name)
+        if self._number is None:
+            self._number = self.scope.activation.history.number_of(self.name)
+        return self._number
+
     def create(self, kind: EntryKind, name: str | None = None) -> Node:
         """Record a new entry of this operation, or of one of its derived names."""
         scope = self.scope
         activation = scope.activation
-        number = activation.history.number_of(self.name if name is None else name)
+        number = self._number_of(name)
         node = scope.node.children[number] = Node()
         activation.history.put_entry(node, Entry(activation.ids.next_id(), (*scope.location, number), kind))
         return node

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from math import inf
+from types import FunctionType
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -170,6 +171,8 @@ def usual_options() -> StepOptions:
 
 
 def _is_async(fn: Callable[..., object]) -> bool:
+    if type(fn) is FunctionType and fn.__code__.co_flags & inspect.CO_COROUTINE:
+        return True  # the usual case, which costs little here
     target = fn
     while isinstance(target, partial):
         target = cast("Callable[..., object]", target.func)
