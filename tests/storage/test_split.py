@@ -197,14 +197,14 @@ def test_a_step_never_says_completed_while_its_output_is_missing():
 
 
 def test_a_message_is_at_no_time_neither_in_the_mailbox_nor_in_history():
-    """S27: consumption is recorded before the mailbox forgets the message."""
+    """Consumption is recorded before the mailbox forgets the message."""
     message = layout.message_key(7)
     for data in cuts({message: b"hello"}, Batch(puts=[(STEP, b"received hello")], deletes=[message])):
         assert message in data or STEP in data
 
 
 def test_a_message_is_remembered_only_once_it_is_in_the_mailbox():
-    """S27: sending it again after a cut delivers it; its number is taken before it, so no other message gets it."""
+    """Sending it again after a cut delivers it; its number is taken before it, so no other message gets it."""
     message, seen = layout.message_key(8), layout.dedup_key("evt-1")
     sequence = layout.MAILBOX_SEQUENCE_KEY
     puts = [(seen, b""), (message, b"hello"), (sequence, layout.encode_u64(8))]
@@ -213,7 +213,7 @@ def test_a_message_is_remembered_only_once_it_is_in_the_mailbox():
 
 
 def test_iterations_are_pruned_only_after_the_loop_has_left_them_behind():
-    """S12: before that, they would run again."""
+    """Before that, they would run again."""
     before = {LOOP: b"at 2", **dict.fromkeys(OLD_STEPS, b"done")}
     pruned = layout.loop_iterations_range((0,), 0, 3)
     for data in cuts(before, Batch(puts=[(LOOP, b"at 3")], delete_ranges=[pruned])):
@@ -221,7 +221,7 @@ def test_iterations_are_pruned_only_after_the_loop_has_left_them_behind():
 
 
 def test_an_end_shows_only_with_all_that_belongs_to_it():
-    """S32: output first, then the state, then the alarm goes; until the state is there the workflow still wakes."""
+    """Output first, then the state, then the alarm goes; until the state is there the workflow still wakes."""
     state, output, alarm = layout.STATE_KEY, layout.OUTPUT_KEY, layout.ALARM_KEY
     batch = Batch(puts=[(state, b"completed"), (output, b"42"), (STEP, b"last")], alarm=AlarmChange("w", None))
     for data in cuts({state: b"sleeping", alarm: b"soon"}, batch):
@@ -230,7 +230,7 @@ def test_an_end_shows_only_with_all_that_belongs_to_it():
 
 
 def test_a_workflow_never_sleeps_without_its_alarm():
-    """S24: the alarm is armed before the state says sleeping."""
+    """The alarm is armed before the state says sleeping."""
     batch = Batch(puts=[(layout.STATE_KEY, b"sleeping")], alarm=AlarmChange("w", 5))
     assert [set(data) for data in cuts({}, batch)] == [{layout.ALARM_KEY}, {layout.ALARM_KEY, layout.STATE_KEY}]
 
@@ -243,7 +243,7 @@ def test_the_alarms_own_change_wins_over_a_put_under_its_key():
 
 
 def test_recovery_forgets_the_failure_after_the_state():
-    """S36: a failed workflow keeps its error and causes until it is no longer failed."""
+    """A failed workflow keeps its error and causes until it is no longer failed."""
     state, error, causes = layout.STATE_KEY, layout.ERROR_KEY, layout.FAILURE_CAUSES_KEY
     batch = Batch(puts=[(state, b"pending"), (layout.metadata_key("e1"), b"reset")], deletes=[error, causes])
     for data in cuts({state: b"failed", error: b"boom", causes: b"e1"}, batch):
@@ -331,7 +331,7 @@ async def test_the_drivers_own_limit_counts_too():
 
 
 async def test_a_refusal_of_the_first_piece_is_a_refusal():
-    """S15: nothing was written, the driver goes on."""
+    """Nothing was written, the driver goes on."""
     driver = Recorder(refuse=0)
     with pytest.raises(BatchRefusedError):
         await commit_batch(driver, Batch(puts=numbered(300)))
@@ -339,7 +339,7 @@ async def test_a_refusal_of_the_first_piece_is_a_refusal():
 
 
 async def test_a_refusal_of_a_later_piece_is_of_unknown_outcome():
-    """S15: something was written, so the caller must read again, from another driver."""
+    """Something was written, so the caller must read again, from another driver."""
     driver = Recorder(refuse=1)
     with pytest.raises(CommitUnknownError, match="piece 2 of 3") as caught:
         await commit_batch(driver, Batch(puts=numbered(300)))
@@ -350,7 +350,7 @@ async def test_a_refusal_of_a_later_piece_is_of_unknown_outcome():
 
 
 async def test_cancellation_does_not_cut_a_batch():
-    """S29: only a crash leaves pieces."""
+    """Only a crash leaves pieces."""
     driver = Recorder()
     with trio.CancelScope() as scope:
         scope.cancel()

@@ -124,7 +124,7 @@ async def test_the_connection_is_what_durability_and_exclusion_rest_on(path, dur
 
 
 async def test_a_new_file_is_complete_when_open_returns(path):
-    """S39: the table is in the file itself, not in a log beside it."""
+    """The table is in the file itself, not in a log beside it."""
     async with opened(path):
         raw = path.read_bytes()
         assert len(raw) == 2 * PAGE_BYTES
@@ -136,7 +136,7 @@ async def test_a_new_file_is_complete_when_open_returns(path):
 
 @pytest.mark.parametrize("step", ["open", "write", "sync_descriptor", "link", "sync_directory"])
 async def test_a_file_whose_making_failed_anywhere_is_missing_or_whole(path, monkeypatch, step):
-    """S39: and making it again succeeds."""
+    """And making it again succeeds."""
 
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device", str(path))
@@ -153,7 +153,7 @@ async def test_a_file_whose_making_failed_anywhere_is_missing_or_whole(path, mon
 
 
 async def test_what_a_crash_leaves_of_making_a_file_harms_nothing(path):
-    """S39: half an image under its temporary name."""
+    """Half an image under its temporary name."""
     path.with_name(f"{path.name}.new-1-1").write_bytes(b"SQLite for")
     async with opened(path) as driver:
         await driver.set(b"key", b"1")
@@ -170,7 +170,7 @@ async def test_a_file_system_without_links_gets_its_file_too(path, monkeypatch):
 
 
 async def test_two_openers_that_both_make_the_file_end_up_with_one(path):
-    """S44: the second is refused, and nothing is replaced under the first."""
+    """The second is refused, and nothing is replaced under the first."""
     outcomes: list[object] = []
 
     async def make() -> None:
@@ -216,7 +216,7 @@ async def test_a_directory_in_place_of_the_file_is_an_error(path):
 
 
 async def test_a_log_without_its_database_is_not_replayed_into_a_new_one(path):
-    """S52: a deletion that a crash cut short leaves one."""
+    """A deletion that a crash cut short leaves one."""
     log = path.with_name(path.name + "-wal")
     log.write_bytes(b"left over")
     with pytest.raises(StorageError, match="without its database"):
@@ -246,7 +246,7 @@ async def test_another_programs_database_is_refused_and_left_as_it_is(path):
 
 
 async def test_odd_file_names_are_just_names(tmp_path, monkeypatch):
-    """S44: nothing in a name means anything to SQLite."""
+    """Nothing in a name means anything to SQLite."""
     monkeypatch.chdir(tmp_path)
     for name in (":memory:", "file:x?mode=memory", "a b#c%20d", "ü", "-"):
         async with opened(name) as driver:
@@ -256,7 +256,7 @@ async def test_odd_file_names_are_just_names(tmp_path, monkeypatch):
 
 
 async def test_the_log_stays_bounded(path):
-    """S12: about 2 MiB, however much is written, and after one batch that is larger too."""
+    """About 2 MiB, however much is written, and after one batch that is larger too."""
     async with opened(path, durability="normal") as driver:
         log = path.with_name(path.name + "-wal")
         for index in range(300):
@@ -478,7 +478,7 @@ async def test_auto_leaves_trios_thread_once_commits_are_slow_and_returns(path, 
 
 
 async def test_inline_never_takes_a_thread(path, tmp_path, monkeypatch):
-    """S24: as virtual time needs, from opening to closing."""
+    """As virtual time needs, from opening to closing."""
 
     def no_threads(*arguments: object, **options: object) -> None:
         raise AssertionError("a thread was asked for")
@@ -504,7 +504,7 @@ async def test_threads_come_from_the_limiter_that_was_given(path):
 
 
 async def test_a_commit_that_began_is_carried_through_whatever_is_cancelled(path):
-    """S21: its outcome is always learned."""
+    """Its outcome is always learned."""
     driver, spy = await spied(path, commit_in="thread")
     spy.hold = threading.Event()
     outcome: list[str] = []
@@ -524,7 +524,7 @@ async def test_a_commit_that_began_is_carried_through_whatever_is_cancelled(path
 
 
 async def test_waiting_for_another_operation_can_be_cancelled(path):
-    """S21: nothing was begun, so nothing is written."""
+    """Nothing was begun, so nothing is written."""
     driver, spy = await spied(path, commit_in="auto", others_waiting=lambda: True)
     spy.hold = threading.Event()
     async with trio.open_nursery() as nursery:
@@ -623,7 +623,7 @@ async def test_a_backup_replaces_nothing_and_leaves_nothing_half_made(path, tmp_
 
 @pytest.mark.parametrize("commit_in", ["inline", "thread"])
 async def test_closing_leaves_one_file_with_everything_in_it(path, commit_in):
-    """S40: at "normal" too, what was written is durable once the driver is closed."""
+    """At "normal" too, what was written is durable once the driver is closed."""
     async with opened(path, commit_in=commit_in, durability="normal") as driver:
         await driver.set(b"key", b"1")
         assert path.with_name(path.name + "-wal").exists()
@@ -634,7 +634,7 @@ async def test_closing_leaves_one_file_with_everything_in_it(path, commit_in):
 
 
 async def test_the_log_can_be_left_for_the_next_opening(path):
-    """S40: what it holds is durable; whether it is left depends on the version of Python."""
+    """What it holds is durable; whether it is left depends on the version of Python."""
     async with opened(path, checkpoint_on_close=False) as driver:
         await driver.set(b"key", b"1")
     assert path.with_name(path.name + "-wal").exists() is (sys.version_info >= (3, 12))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.storage import sqlite_file
+from perdure.storage import sqlite_file, sqlite_image
 from perdure.storage.driver import AlarmChange, Batch
 from perdure.storage.errors import (
     BatchRefusedError,
@@ -23,7 +23,13 @@ from perdure.storage.errors import (
     StoreBusyError,
 )
 from perdure.storage.sqlite import SqliteDriver
-from perdure.storage.sqlite_connection import PAGE_BYTES, Fault, classify_error, connect_file
+from perdure.storage.sqlite_connection import (
+    PAGE_BYTES,
+    Fault,
+    classify_error,
+    connect_file,
+    skip_checkpoint_on_close,
+)
 
 BUSY, NOMEM, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB = 5, 7, 8, 10, 11, 13, 14, 26
 IOERR_FSYNC = IOERR | (4 << 8)
@@ -122,7 +128,7 @@ async def state_of(driver: SqliteDriver) -> object:
 
 @pytest.mark.parametrize("code", [BUSY, READONLY, CANTOPEN, FULL, IOERR, NOMEM])
 async def test_an_error_of_begin_is_a_refusal(path, commit_in, code):
-    """S15: and the same batch is taken afterwards."""
+    """And the same batch is taken afterwards."""
     driver, connection = await faulty(path, commit_in=commit_in)
     connection.fail("BEGIN", code)
     with pytest.raises(BatchRefusedError, match="nothing was written") as caught:
@@ -197,7 +203,7 @@ async def test_a_large_batch_that_was_spilled_to_disk_is_undone_too(path):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("code", [IOERR_FSYNC, FULL, BUSY, READONLY, CORRUPT, 99])
 async def test_any_error_of_commit_is_of_unknown_outcome(path, commit_in, code, after):
-    """S15: the connection is closed at once and never used again; reopening shows the old state or the new, whole."""
+    """The connection is closed at once and never used again; reopening shows the old state or the new, whole."""
     driver, connection = await faulty(path, commit_in=commit_in)
     connection.fail("COMMIT", code, after=after)
     with pytest.raises(CommitUnknownError, match="may have happened or not") as caught:
@@ -234,7 +240,7 @@ async def test_a_failed_rollback_is_of_unknown_outcome(path, commit_in):
 
 
 async def test_an_interrupt_within_a_batch_leaves_no_transaction_open(path):
-    """S49: it comes out as what it is."""
+    """It comes out as what it is."""
     driver, connection = await faulty(path, commit_in="inline")
     connection.fail("REPLACE", KeyboardInterrupt(), after=True)
     with pytest.raises(KeyboardInterrupt):
@@ -511,7 +517,7 @@ async def test_a_file_whose_table_is_gone_is_damaged(path):
 
 
 async def test_a_file_that_only_its_log_completes_is_whole(path):
-    """S39: a crash within a checkpoint leaves the end of the file unwritten, and everything in the log."""
+    """A crash within a checkpoint leaves the end of the file unwritten, and everything in the log."""
     crash_with_a_log(path, value_bytes=40_000)
     with path.open("ab") as file:
         file.write(bytes(PAGE_BYTES // 2))
@@ -615,7 +621,7 @@ async def test_a_directory_that_cannot_be_written_to_is_an_error_that_names_the_
     ],
 )
 async def test_a_setting_that_sqlite_does_not_take_is_an_error(path, statement, answer):
-    """S40: what durability and exclusion rest on is read back."""
+    """What durability and exclusion rest on is read back."""
     with pytest.raises(StorageError, match="did not accept") as caught:
         await SqliteDriver.open(path, create=True, connect=lambda name: FaultyConnection(name, {statement: answer}))
     assert caught.value.path == str(path)
@@ -645,7 +651,7 @@ class OtherBuildError(Exception):
 
 
 async def test_another_builds_errors_are_classified_by_its_own_mapper(path):
-    """S40: simulated disks bring their own SQLite."""
+    """Simulated disks bring their own SQLite."""
     faults = {"full": Fault.REFUSED, "torn": Fault.CORRUPT, "gone": Fault.UNKNOWN}
     driver, connection = await faulty(path, map_error=lambda error: faults[str(error)])
     connection.fail("REPLACE", OtherBuildError("full"))
@@ -679,3 +685,86 @@ async def test_another_builds_errors_are_classified_by_its_own_mapper(path):
 )
 def test_errors_of_the_standard_librarys_sqlite_are_classified_by_their_code(error, fault):
     assert classify_error(error) is fault
+
+
+# --- the order of syncs ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to the disk, in order, by name and kind of file."""
+    done: list[str] = []
+
+    def note(owner: object, name: str, describe: Callable[..., str]) -> None:
+        real = getattr(owner, name)
+
+        def wrapper(*arguments, **options):
+            done.append(f"{name} {describe(*arguments)}".strip())
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    def kind(path: str, *_: object) -> str:
+        return next(
+            (suffix for suffix in ("-wal", ".corrupt-note") if path.removesuffix(".new").endswith(suffix)), "file"
+        )
+
+    for module in (sqlite_image, sqlite_file):
+        note(module, "write_synced", kind)
+        note(module, "sync_directory", lambda *_: "")
+    note(sqlite_image, "sync_descriptor", lambda *_: "")
+    for name in ("link", "rename", "replace"):
+        note(os, name, kind)
+    return done
+
+
+async def test_a_new_file_is_synced_before_it_gets_its_name_and_the_name_before_open_returns(path, disk):
+    """A power cut leaves no file, or a whole one."""
+    async with opened(path):
+        assert disk == [
+            "write_synced file",
+            "sync_descriptor",
+            "link file",
+            "sync_directory",
+            "sync_descriptor",
+        ]
+
+
+async def test_setting_aside_is_durable_step_by_step(path, disk):
+    """S41: the note before the file goes, the file before its log: never an unmarked gap, nor a file without its log."""
+    crash_with_a_log(path)
+    path.write_bytes(b"\x5a" * PAGE_BYTES)
+    with pytest.raises(CorruptStoreError):
+        await SqliteDriver.open(path, commit_in="inline")
+    synced = ["sync_directory", "sync_descriptor"]
+    assert disk == [
+        "write_synced .corrupt-note",
+        "sync_descriptor",
+        "replace .corrupt-note",
+        *synced,
+        "rename file",
+        *synced,
+        "rename -wal",
+        *synced,
+    ]
+
+
+async def test_a_backup_is_synced_before_it_gets_its_name_and_the_name_before_backup_returns(path, disk, tmp_path):
+    async with opened(path) as driver:
+        disk.clear()
+        await driver.backup(tmp_path / "copy.sqlite")
+        assert disk == ["sync_descriptor", "rename file", "sync_directory", "sync_descriptor"]
+
+
+def test_the_log_is_left_at_closing_where_python_can_say_so(monkeypatch):
+    """`setconfig` came with Python 3.12; without it closing checkpoints, which is right too."""
+    calls: list[tuple[int, bool]] = []
+
+    class Configurable:
+        def setconfig(self, option: int, value: bool) -> None:
+            calls.append((option, value))
+
+    monkeypatch.setattr(sqlite3, "SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE", 1006, raising=False)
+    skip_checkpoint_on_close(Configurable())
+    skip_checkpoint_on_close(object())
+    assert calls == [(1006, True)]
