@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from perdure.storage import layout
-from perdure.storage.driver import Batch
+from perdure.storage.driver import Batch, NowaitDriver
 from perdure.storage.errors import (
     DriverClosedError,
     NamespaceNotFoundError,
@@ -89,6 +89,19 @@ async def test_a_namespace_outlives_its_driver_and_the_store(bench: Bench) -> No
     assert await read(bench.store, "order-1") == b"1"
     store = await bench.reopen()
     assert await read(store, "order-1") == b"1"
+
+
+async def test_a_batch_can_be_applied_without_waiting_while_the_driver_is_open(bench: Bench) -> None:
+    driver = await bench.store.open_driver("order-1", create=True)
+    assert isinstance(driver, NowaitDriver)
+    batch = Batch(puts=[(b"key", b"1")])
+    if not driver.batch_nowait(batch):  # Somebody else would have waited.
+        await driver.batch(batch)
+    assert await driver.get(b"key") == b"1"
+    await driver.aclose()
+    with pytest.raises(DriverClosedError):
+        driver.batch_nowait(Batch(puts=[(b"key", b"2")]))
+    assert await read(bench.store, "order-1") == b"1"
 
 
 async def test_a_missing_namespace_is_an_error_and_is_not_made(bench: Bench) -> None:

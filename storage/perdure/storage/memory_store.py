@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perdure.storage.driver import Batch, Driver
+from perdure.storage.driver import Batch, Driver, NowaitDriver
 from perdure.storage.errors import (
     DriverClosedError,
     NamespaceNotFoundError,
@@ -261,6 +261,10 @@ class _HeldDriver:
 
     async def batch(self, batch: Batch) -> None:
         await self._open.batch(batch)
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        driver = self._open
+        return isinstance(driver, NowaitDriver) and driver.batch_nowait(batch)
 
     async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
         await self._open.set_alarm(workflow_id, wake_at_ms)
