@@ -23,8 +23,12 @@ __all__ = [
     "WAL_BYTES_MAX",
 ]
 
-APPLICATION_ID: Final = 0x50644361  # "PdCa"; stored on disk, never change
-SCHEMA_VERSION: Final = 1  # stored on disk; any other is rebuilt
+APPLICATION_ID: Final = 0x50644361
+"""`PdCa`: marks the file as a catalog in SQLite's header. Stored on disk; never change or reuse."""
+
+SCHEMA_VERSION: Final = 1
+"""SQLite's `user_version`; a catalog of any other is rebuilt. Stored on disk; never reuse."""
+
 STORAGE_PROBLEM: Final = "storage: "
 """How a problem begins that the store itself found, and that it clears again when the file is well."""
 
@@ -36,6 +40,7 @@ WAL_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bound of the write-ahead log, reached after some 500 single writes; emptying it syncs the disk twice."""
 
 INTEGER_MAX: Final = 2**63 - 1
+"""The largest integer that SQLite holds."""
 
 SCHEMA: Final = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID",
@@ -67,17 +72,24 @@ SCHEMA: Final = {
     "workflows_problem": "CREATE INDEX workflows_problem ON workflows (workflow_id) WHERE problem IS NOT NULL",
     "catalog": "CREATE VIEW catalog AS SELECT w.*, f.file FROM workflows w LEFT JOIN files f USING (workflow_id)",
 }
+"""The statements that make an empty catalog, by what they make. The view `catalog` is for people."""
 
 COLUMNS: Final = "workflow_id, workflow_type, state, next_wake_ms, mail_waiting, created_at_ms, updated_at_ms, problem"
+"""A row, in the order of `CatalogRow`'s fields."""
 UPDATE: Final = """UPDATE workflows SET state = ?3, next_wake_ms = ?4, mail_waiting = ?5, created_at_ms = ?6, updated_at_ms = ?7,
 problem = ?8 WHERE workflow_id = ?1 AND workflow_type = ?2"""
+"""Replaces a row that is there with the same type."""
 PUT: Final = f"""INSERT INTO workflows ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (workflow_id) DO UPDATE SET workflow_type = excluded.workflow_type, state = excluded.state,
 next_wake_ms = excluded.next_wake_ms, mail_waiting = excluded.mail_waiting, created_at_ms = excluded.created_at_ms,
 updated_at_ms = excluded.updated_at_ms, problem = excluded.problem"""
+"""Replaces or inserts a row."""
 SELECT_FILE: Final = """SELECT f.workflow_id, f.file, f.set_aside, w.problem
 FROM files f LEFT JOIN workflows w ON w.workflow_id = f.workflow_id"""
+"""The beginning of every question for a file."""
 FIND_DUE: Final = f"""SELECT {COLUMNS} FROM workflows
 WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms BETWEEN ? AND ? ORDER BY next_wake_ms LIMIT ?"""
+"""Takes the earliest and the latest wake, and how many rows."""
 NEXT_WAKE: Final = """SELECT next_wake_ms FROM workflows
 WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND next_wake_ms >= ? ORDER BY next_wake_ms LIMIT 1"""
+"""Takes the earliest wake to look at."""

@@ -106,6 +106,7 @@ class Host:
 
 
 LOCAL_HOST = Host()
+"""The machine itself."""
 
 
 class DataDirectory:
