@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, cast
 
 import trio
 
@@ -166,6 +166,12 @@ def _describe_node(node: Node) -> str:
     return "a block" if node.entry is None else f"a {KIND_NAMES[type(node.entry.kind)]}"
 
 
+def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):  # out of a nursery in a step's function
+        return cast("BaseExceptionGroup[BaseException]", error).subgroup(trio.Cancelled) is not None
+    return isinstance(error, trio.Cancelled)
+
+
 class Operation:
     """One call of a context's method, from its check to its end; a context manager.
 
@@ -204,7 +210,7 @@ class Operation:
             return
         if isinstance(error, FaultError):
             self.scope.activation.fault(error)
-        elif isinstance(error, trio.Cancelled):
+        elif _is_cancellation(error):
             self.scope.activation.note_cancelled(self.name, self._operation)
 
     def find(self, kind: type[KindT], name: str | None = None) -> tuple[Node, Entry, KindT] | None:
@@ -264,6 +270,7 @@ class Operation:
         scope = self.scope
         activation = scope.activation
         number = self._number_of(name)
+        scope.unvisited.discard(number)
         node = scope.node.children[number] = Node()
         activation.history.put_entry(node, Entry(activation.ids.next_id(), (*scope.location, number), kind))
         return node

@@ -273,21 +273,23 @@ class _Attempts:
         activation, metadata, options = self._activation, self._metadata, self._options
         if not self._is_async:
             await wait_for_abandoned(self._thread_key())
+        await trio.lowlevel.checkpoint_if_cancelled()  # a workflow that is being stopped begins nothing
         self._number = metadata.attempts + 1
         self._begun_at_ms = activation.clock.now_ms()
         if options.at_most_once:
             metadata.status = EntryStatus.RUNNING
             self._record(StepEntry(None, None))
         await activation.begin_step(at_most_once=options.at_most_once)
+        await trio.lowlevel.checkpoint_if_cancelled()  # nor one that was stopped during that commit
         error: Exception | None = None
         value: Any = None
+        timer = trio.CancelScope(deadline=self._deadline())
         token = _current_step.set(self._info())
         try:
-            with trio.CancelScope(deadline=self._deadline()) as timer:
-                try:
-                    value = await self._call()
-                except Exception as raised:
-                    error = raised
+            with timer:
+                value = await self._call()
+        except Exception as raised:  # also what is left of a group once the timer has taken its cancellations out
+            error = raised
         finally:
             _current_step.reset(token)
         if timer.cancelled_caught:
