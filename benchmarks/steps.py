@@ -10,7 +10,7 @@ import tempfile
 import time
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
 from _common import RawTwin, RecordingDriver, in_turns, median, pragmas_of, report
@@ -32,8 +32,8 @@ async def steps(ctx: Context, total: int) -> None:
 
 async def record(directory: Path, total: int) -> list[Batch]:
     driver = await SqliteDriver.open(directory / "recorded.sqlite", create=True, durability="normal")
-    recording: Any = RecordingDriver(driver)
-    await run_workflow("bench", steps, total, recording)
+    recording = RecordingDriver(driver)
+    await run_workflow("bench", steps, total, cast("Any", recording))
     await driver.aclose()
     return recording.batches
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+import trio.testing
 from _common import RawTwin, RecordingDriver, median, pragmas_of, report
 
 from perdure.storage import Batch, SqliteDriver
@@ -42,9 +43,7 @@ async def wakeups(path: Path, durability: Any, steps: int, messages: int) -> tup
     async with trio.open_nursery() as nursery:
         plan = {"steps": steps, "messages": messages}
         handle = await start_workflow(nursery, "bench", waiter, plan, recording)
-        while (await handle.get_state()).value != "sleeping":
-            await trio.sleep(0.001)
-        await trio.sleep(0.05)
+        await trio.testing.wait_all_tasks_blocked(0.05)
         before = len(recording.batches)
         begun = time.perf_counter()
         for number in range(messages):

@@ -5,8 +5,9 @@ fits into one piece is passed on as it is. A larger one is cut, and its parts ar
 follows from what a reader would conclude if the writing ended after any of them:
 
 1. What is referred to comes before what refers to it: the layout's version, the counters and the seed, then names, then
-   details and starting states, then entries, parents before children. A counter that is ahead leaves a gap; one that is
-   behind would hand out a number twice.
+   details and starting states, then entries. A counter that is ahead leaves a gap; one that is behind would hand out a
+   number twice. Parents come before children; siblings keep the batch's order, in which what counts entries (a queue
+   read's `:count`) comes after them.
 2. An entry comes before its metadata. Metadata that says "completed" beside an absent output means "returned nothing".
 3. A message is put into the mailbox before its id is remembered, or sending it again would be taken for a repetition.
    It is removed from the mailbox only after the entry that records it is there.
@@ -40,7 +41,7 @@ import trio
 
 from perdure.storage.driver import AlarmChange, Batch, Driver
 from perdure.storage.errors import BatchRefusedError, CommitUnknownError
-from perdure.storage.keys import pack, prefix_end
+from perdure.storage.keys import KeyDecodeError, pack, prefix_end, unpack
 from perdure.storage.layout import (
     ALARM_KEY,
     DEDUP_PREFIX,
@@ -211,6 +212,13 @@ def _add(piece: Batch, change: _Change) -> None:
             piece.deletes.append(key)
 
 
+def _depth(key: bytes) -> int:
+    try:
+        return len(unpack(key))
+    except KeyDecodeError:  # not a key of the engine's
+        return 0
+
+
 def _changes(batch: Batch) -> Iterator[tuple[_Turn, _Change]]:
     """Everything the batch does, within one turn in the order to write it in; deletions and puts are disjoint."""
     alarm = batch.alarm
@@ -222,7 +230,7 @@ def _changes(batch: Batch) -> Iterator[tuple[_Turn, _Change]]:
     if alarm is not None:
         puts.pop(ALARM_KEY, None)
         yield (_Turn.DISARM if alarm.wake_at_ms is None else _Turn.ARM), alarm
-    for key in sorted(puts):
+    for key in sorted(puts, key=_depth):
         yield _BY_KEY.get(key, _turns(key)[0]), (key, puts[key])
     ordered = sorted(kept)
     deletions: list[bytes | _Range] = [key for key in batch.deletes if key not in kept]

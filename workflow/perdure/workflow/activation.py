@@ -41,6 +41,7 @@ from perdure.workflow.failures import causes_of, describe, info_to_map
 from perdure.workflow.history import FORMAT_VERSION, History, Node
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Mailbox
+from perdure.workflow.queue import read_message_ids
 from perdure.workflow.scope import Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 from perdure.workflow.waits import Parking, Wait, merge
@@ -144,6 +145,9 @@ class Activation:
             )
         ids.start_after(history.last_entry_id)
         mailbox = await Mailbox.load(driver, history.pending)
+        if not driver.atomic_batch:
+            # The batch that recorded a message may have been cut before it took the message out of the mailbox.
+            mailbox.drop(read_message_ids(history))
         return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter)
 
     # Creation and storage.
@@ -310,7 +314,7 @@ class Activation:
                 parking.wake()
 
     def _arm_if_dormant(self) -> None:
-        if not self.is_running:
+        if not self.is_running or self.closing is not None:
             now_ms = self.clock.now_ms()
             alarm_ms = self.history.alarm_ms
             self.history.set_alarm(now_ms if alarm_ms is None else min(alarm_ms, now_ms))

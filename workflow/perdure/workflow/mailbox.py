@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,6 +87,19 @@ class Mailbox:
                 del self._known_ids[oldest]
                 self._pending.delete(layout.dedup_key(oldest))
         return letter
+
+    def drop(self, message_ids: Container[str]) -> None:
+        """Take out the messages with these ids, wherever they are; durable with the next commit."""
+        for name, queue in list(self._by_name.items()):
+            kept = deque(letter for letter in queue if letter.message.id not in message_ids)
+            for letter in queue:
+                if letter.message.id in message_ids:
+                    self._pending.delete(layout.message_key(letter.sequence))
+            self._count -= len(queue) - len(kept)
+            if kept:
+                self._by_name[name] = kept
+            else:
+                del self._by_name[name]
 
     def offer(self, letter: Letter) -> None:
         """Let readers see a durable message."""

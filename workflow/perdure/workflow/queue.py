@@ -16,12 +16,12 @@ from perdure.storage import decode_value, encode_value
 from perdure.storage.errors import DecodeError
 from perdure.storage.schema import MailboxMessage, MessageEntry, SleepEntry, SleepState
 from perdure.workflow.errors import HistoryDivergedError
-from perdure.workflow.history import Node
+from perdure.workflow.history import History, Node
 from perdure.workflow.scope import Operation
 from perdure.workflow.types import Message
 from perdure.workflow.waits import Wait
 
-__all__ = ["run_queue_read"]
+__all__ = ["read_message_ids", "run_queue_read"]
 
 
 def _text(value: str) -> bytes:
@@ -51,6 +51,20 @@ def _decode_read(entry: MessageEntry, path: str) -> Message:
     return Message(
         str(fields["id"]), str(fields.get("name", entry.name)), fields.get("body"), float(created_at_ms) / 1000
     )
+
+
+def read_message_ids(history: History) -> set[str]:
+    """The ids of all messages that finished reads hold. A message without its read's count was not read yet."""
+    ids: set[str] = set()
+    for scope in history.root.walk():
+        for number, node in scope.children.items():
+            if not isinstance(number, int) or node.entry is None or not isinstance(node.entry.kind, MessageEntry):
+                continue
+            read, _, index = history.names[number].rpartition(":")
+            if index.isdecimal() and history.known_number(f"{read}:count") in scope.children:
+                stored: Any = decode_value(node.entry.kind.body)
+                ids.add(str(stored["id"]))
+    return ids
 
 
 async def run_queue_read(
