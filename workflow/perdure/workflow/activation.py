@@ -312,6 +312,13 @@ class Activation:
         for parking in list(self._parked):
             if parking.wait.wants(name):
                 parking.wake()
+        await self._arm_if_missed()
+
+    async def _arm_if_missed(self) -> None:
+        """Bring the workflow back if its run closed, not seeing what was then still on its way to the disk."""
+        if self.closing in (Closing.PARKED, Closing.EVICTED) and not self.history.state.is_terminal:
+            self._arm_if_dormant()
+            await self.commit_from_outside()
 
     def _arm_if_dormant(self) -> None:
         if not self.is_running or self.closing is not None:
@@ -334,7 +341,8 @@ class Activation:
             if metadata is not None:
                 metadata.last_attempt_at_ms = 0
                 history.put_metadata(node, metadata)
-        if history.pending.version != version:
+        has_changed = history.pending.version != version
+        if has_changed:
             if self.is_running and history.state is WorkflowState.SLEEPING:
                 history.apply(WorkflowEvent.RUN)
             self._arm_if_dormant()
@@ -342,6 +350,8 @@ class Activation:
         for parking in list(self._parked):
             if parking.wait.wakeable:
                 parking.wake()
+        if has_changed:
+            await self._arm_if_missed()
 
     def _is_queue_deadline(self, node: Node) -> bool:
         entry = node.entry
