@@ -303,6 +303,12 @@ class Host:
         self.handle = None
         await self.namespace.restart()
 
+    async def evict(self) -> None:
+        """Live mode: evict the workflow; the next `stop` activates it anew, in the same process."""
+        if self.handle is not None:
+            await self.handle.evict()
+            self.handle = None
+
     async def advance(self, seconds: float) -> None:
         """Let time pass (under a `MockClock`)."""
         await trio.sleep(seconds)
