@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from perdure.storage.blocking import Blocking
 from perdure.storage.catalog import Catalog, FileRecord, Meta
 from perdure.storage.catalog_access import CatalogAccess
 from perdure.storage.catalog_schema import WAL_BYTES_MAX
@@ -277,7 +278,11 @@ async def test_the_log_is_bounded_and_no_write_is_lost(path: Path, commit_in: st
     catalog.start()
     catalog.finish()
     access = CatalogAccess(
-        catalog, commit_in=commit_in, limiter=trio.CapacityLimiter(2), on_damage=lambda: pytest.fail("damaged")
+        catalog,
+        Blocking(trio.CapacityLimiter(2), inline=commit_in == "inline"),
+        in_place=commit_in != "thread",
+        checkpoints=commit_in == "auto",
+        on_damage=lambda: pytest.fail("damaged"),
     )
     largest = 0
 
@@ -311,7 +316,11 @@ async def test_damage_is_reported_to_the_owner_once(path: Path) -> None:
     catalog._connection.execute("PRAGMA shrink_memory")
     reports: list[str] = []
     access = CatalogAccess(
-        catalog, commit_in="auto", limiter=trio.CapacityLimiter(1), on_damage=lambda: reports.append("damaged")
+        catalog,
+        Blocking(trio.CapacityLimiter(1), inline=False),
+        in_place=True,
+        checkpoints=True,
+        on_damage=lambda: reports.append("damaged"),
     )
     for _ in range(2):
         with pytest.raises(CorruptStoreError, match="rebuilds it"):

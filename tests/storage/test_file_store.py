@@ -25,6 +25,7 @@ from perdure.storage.errors import (
 )
 from perdure.storage.file_store import FileStore
 from perdure.storage.naming import WorkflowIdError, parse_file_name
+from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import connect_file
 
 
@@ -220,6 +221,44 @@ async def test_a_deleted_workflow_takes_its_damaged_copies_along(data: Path) -> 
     async with opened(data) as store:
         await store.delete("order-1")
         assert os.listdir(data / "workflows") == []
+
+
+async def test_a_copy_that_a_driver_set_aside_by_itself_goes_with_the_workflow_too(data: Path) -> None:
+    """S41, S52: damage is found while a workflow runs as well, when the store is not asked."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        await spawn(store, "order-2")
+        for workflow_id in ("order-1", "order-2"):
+            path = store.path_of(workflow_id)
+            damage(path, "garbage")
+            with pytest.raises(CorruptStoreError):
+                await SqliteDriver.open(path)
+        with pytest.raises(CorruptStoreError, match="was damaged"):
+            await store.open_driver("order-2", create=True)
+        await store.delete("order-1")
+        await store.delete("order-2")
+        assert os.listdir(data / "workflows") == []
+
+
+async def test_inline_uses_no_thread_and_no_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As virtual time needs: a clock that jumps when all tasks wait would jump while a thread works."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        pytest.fail("a thread was used")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    for _ in range(2):
+        async with opened(data, commit_in="inline") as store:
+            await spawn(store, "order-1")
+            await store.backup("order-1", data.parent / "copy")
+            os.unlink(data.parent / "copy")
+            damage(store.path_of("order-1"), "short")
+            with pytest.raises(CorruptStoreError):
+                await store.open_driver("order-1")
+            await store.delete("order-1")
+            await spawn(store, "order-2")
+            await store.delete("order-2")
+        (data / "catalog.sqlite").unlink()
 
 
 async def test_a_file_that_cannot_be_opened_is_named_and_others_go_on(data: Path) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 
+from perdure.storage.blocking import Blocking
 from perdure.storage.catalog import Catalog, Meta
 from perdure.storage.errors import CorruptStoreError, StorageError
 
@@ -31,18 +31,25 @@ class CatalogAccess:
 
     Args:
         catalog: It is closed by `aclose`.
-        commit_in: Where calls run, as for a `SqliteDriver`; `"auto"` is in place but for checkpoints.
-        limiter: Bounds the threads.
+        blocking: Runs what blocks.
+        in_place: Whether calls run in place; otherwise each is handed to `blocking`.
+        checkpoints: Whether writes bound the write-ahead log here, through `blocking`; otherwise the catalog has to.
         on_damage: Called once, in place, when the catalog turns out to be damaged.
     """
 
     def __init__(
-        self, catalog: Catalog, *, commit_in: str, limiter: trio.CapacityLimiter, on_damage: Callable[[], None]
+        self,
+        catalog: Catalog,
+        blocking: Blocking,
+        *,
+        in_place: bool,
+        checkpoints: bool,
+        on_damage: Callable[[], None],
     ) -> None:
         self.catalog = catalog
-        self._threaded = commit_in == "thread"
-        self._checkpoints = commit_in == "auto"
-        self._limiter = limiter
+        self._blocking = blocking
+        self._in_place = in_place
+        self._checkpoints = checkpoints
         self._on_damage = on_damage
         self._turn = trio.Lock()
         self._damaged = False
@@ -55,12 +62,12 @@ class CatalogAccess:
             StorageError: It failed; a write that failed was not made.
         """
         try:
-            if not self._threaded and not self._turn.locked():
+            if self._in_place and not self._turn.locked():
                 return method(self.catalog, *args, **kwargs)
             async with self._turn:
-                if not self._threaded:
+                if self._in_place:
                     return method(self.catalog, *args, **kwargs)
-                return await self._in_thread(partial(method, self.catalog, *args, **kwargs))
+                return await self._blocking.run(method, self.catalog, *args, **kwargs)
         except CorruptStoreError:
             if not self._damaged:
                 self._damaged = True
@@ -80,7 +87,7 @@ class CatalogAccess:
             # What was written is written, and the log still serves; if the disk is at fault, the next write says so.
             with suppress(StorageError):
                 if self.catalog.needs_checkpoint():
-                    await self._in_thread(self.catalog.checkpoint)
+                    await self._blocking.run(self.catalog.checkpoint)
 
     async def aclose(self, meta: Meta) -> None:
         """Note that the catalog is closed in good order, and close it; durable on return. Not interrupted.
@@ -90,10 +97,7 @@ class CatalogAccess:
         """
         with trio.CancelScope(shield=True):
             async with self._turn:
-                if self._threaded or self._checkpoints:
-                    await self._in_thread(partial(self._close, meta))
-                else:
-                    self._close(meta)
+                await self._blocking.run(self._close, meta)
 
     def _close(self, meta: Meta) -> None:
         try:
@@ -101,8 +105,3 @@ class CatalogAccess:
                 self.catalog.set_meta(meta)
         finally:
             self.catalog.close()
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        with trio.CancelScope(shield=True):
-            return await trio.to_thread.run_sync(work, limiter=self._limiter)
-        raise AssertionError("nobody cancels the shielding scope")

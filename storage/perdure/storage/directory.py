@@ -181,13 +181,18 @@ class DataDirectory:
 
         Args:
             name: The file's name in `workflows/`.
-            set_aside: Whether damaged copies may lie beside it, which go too. Finding them lists the whole directory.
+            set_aside: Whether damaged copies may lie beside it, which go too. Finding them lists the whole directory. It
+                is done anyway when the file itself is missing.
 
         Raises:
             OSError: A file cannot be removed, or the removal cannot be made durable.
         """
         main = self.workflows / name
-        main.unlink(missing_ok=True)
+        try:
+            main.unlink()
+        except FileNotFoundError:
+            # A driver may have set it aside without the store's knowing.
+            set_aside = True
         sync_directory(str(self.workflows))
         others = [self.workflows / (name + suffix) for suffix in ("-wal", "-shm", "-journal")]
         if set_aside:

@@ -2,11 +2,8 @@
 
 1. Which file of a workflow is current is decided by the directory alone: the file that is there. The catalog's record
    of it is an index, trusted only while nothing can have been lost from it (`recovery.py`), and rebuilt otherwise.
-2. A file is made before it is recorded, and recorded before `open_driver` returns it. So a recorded file that is
-   missing was lost, and is an error and never an empty namespace; and a file that is not recorded is empty.
-3. A deletion is noted, then the file's entry is removed for good, then all that is known of it. A noted deletion is
-   finished by the next `acquire`.
-4. A workflow's file is opened, deleted and copied under a lock of its own. Whatever goes wrong with one file is said in
+2. A file is recorded once it is made, and a deletion is noted before it is begun (`workflow_files.py`).
+3. A workflow's file is opened, deleted and copied under a lock of its own. Whatever goes wrong with one file is said in
    that workflow's row and to its caller, and touches no other.
 
 What a crash leaves, at each point, and what `acquire` makes of it:
@@ -28,44 +25,28 @@ new workflow, and its loss would be the loss of everything.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import ParamSpec, TypeVar
 
 import trio
 
-from perdure.storage.catalog import Catalog, FileRecord, Meta
+from perdure.storage.blocking import Blocking
+from perdure.storage.catalog import Catalog, Meta
 from perdure.storage.catalog_access import CatalogAccess
-from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.directory import LOCAL_HOST, DataDirectory, Host
 from perdure.storage.driver import Driver
-from perdure.storage.errors import (
-    CorruptStoreError,
-    DecodeError,
-    DriverClosedError,
-    NamespaceNotFoundError,
-    StorageError,
-)
-from perdure.storage.naming import (
-    WorkflowIdError,
-    check_workflow_id,
-    file_name,
-    is_unknown_id,
-    name_stem,
-)
+from perdure.storage.errors import DriverClosedError, StorageError
+from perdure.storage.naming import check_workflow_id, name_stem
 from perdure.storage.process_lock import ProcessLock
-from perdure.storage.rebuild import read_row
-from perdure.storage.recovery import Recovery, settle
+from perdure.storage.recovery import Recovery
 from perdure.storage.sqlite import CommitIn, SqliteDriver
 from perdure.storage.sqlite_connection import ConnectionFactory, Durability, ErrorMapper
 from perdure.storage.store import CatalogRow
 from perdure.storage.stored_driver import Slot, StoredDriver
+from perdure.storage.workflow_files import WorkflowFiles, file_errors, no_workflow
 
 __all__ = ["FileStore"]
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 _THREADS_MAX = 16
 """Storage threads of one store. More do not sync faster: 5.8k commits/s from one thread, 10.9k from 16 (2 cores)."""
@@ -106,6 +87,7 @@ class FileStore:
         self._host = host
         self._commit_in: CommitIn = commit_in
         self._limiter = trio.CapacityLimiter(_THREADS_MAX)
+        self._blocking = Blocking(self._limiter, inline=commit_in == "inline")
         self._open_path = partial(
             StoredDriver.open,
             durability=durability,
@@ -117,9 +99,9 @@ class FileStore:
         )
         self._lock: ProcessLock | None = None
         self._catalog: CatalogAccess | None = None
-        self._slots: dict[str, Slot] = {}
+        self._files: WorkflowFiles | None = None
         self._session = 0
-        self._files_made = 0
+        self._slots: dict[str, Slot] = {}
 
     def __repr__(self) -> str:
         return f"<FileStore {str(self._directory.path)!r} {'closed' if self._catalog is None else 'open'}>"
@@ -145,23 +127,27 @@ class FileStore:
             UnsupportedFileSystemError: It is on a network file system.
             StorageError: It holds something else, or cannot be read, made or written.
         """
-        await self._in_thread(self._directory.check)
-        lock = await self._in_thread(ProcessLock.take, self._directory.lock)
+        await self._blocking.run(self._directory.check)
+        lock = await self._blocking.run(ProcessLock.take, self._directory.lock)
         try:
-            await self._in_thread(self._directory.prepare)
+            await self._blocking.run(self._directory.prepare)
             recovery = Recovery(
                 self._directory, lock, self._host, self._open_to_read, auto_checkpoint=self._commit_in != "auto"
             )
-            with self._file_errors():
+            with file_errors(self._directory.path):
                 catalog, session = await recovery.recover()
         except BaseException:
             lock.release()
             raise
-        self._session, self._files_made = session, 0
-        self._lock = lock
+        self._lock, self._session = lock, session
         self._catalog = CatalogAccess(
-            catalog, commit_in=self._commit_in, limiter=self._limiter, on_damage=partial(lock.write_note, None)
+            catalog,
+            self._blocking,
+            in_place=self._commit_in != "thread",
+            checkpoints=self._commit_in == "auto",
+            on_damage=partial(lock.write_note, None),
         )
+        self._files = WorkflowFiles(self._directory, self._catalog, self._blocking, self._open_driver, session=session)
 
     async def aclose(self) -> None:
         """Close what is open and give up ownership. Not interrupted by cancellation; closing twice is fine.
@@ -174,7 +160,7 @@ class FileStore:
         lock, catalog = self._lock, self._catalog
         if lock is None or catalog is None:
             return
-        self._lock = self._catalog = None
+        self._lock = self._catalog = self._files = None
         if lock.is_foreign:
             return  # All of it is the parent's.
         problems: list[StorageError] = []
@@ -210,13 +196,14 @@ class FileStore:
         check_workflow_id(workflow_id)
         async with self._slot(workflow_id) as slot:
             slot.check_free(workflow_id)
-            record = await self._find(workflow_id)
+            files = self._owned_files()
+            record = await files.find(workflow_id)
             if record is not None:
-                driver = await self._open_recorded(record)
+                driver = await files.open(record)
             elif create:
-                driver = await self._create(workflow_id)
+                driver = await files.create(workflow_id)
             else:
-                raise NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)
+                raise no_workflow(workflow_id)
             driver.when_closed = partial(self._drop, workflow_id, slot)
             slot.driver = driver
             return driver
@@ -234,10 +221,11 @@ class FileStore:
         """
         async with self._slot(workflow_id) as slot:
             slot.check_free(workflow_id)
-            record = await self._find(workflow_id)
+            files = self._owned_files()
+            record = await files.find(workflow_id)
             with trio.CancelScope(shield=True):
                 if record is not None:
-                    await self._remove(record)
+                    await files.remove(record)
                 await self._access().write(Catalog.finish_delete, workflow_id)
 
     async def backup(self, workflow_id: str, target: str | os.PathLike[str]) -> None:
@@ -256,10 +244,11 @@ class FileStore:
                     await held.aclose()
                 else:
                     return
-            record = await self._find(workflow_id)
+            files = self._owned_files()
+            record = await files.find(workflow_id)
             if record is None:
-                raise NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)
-            driver = await self._open_recorded(record)
+                raise no_workflow(workflow_id)
+            driver = await files.open(record)
             try:
                 await driver.backup(target)
             finally:
@@ -281,7 +270,7 @@ class FileStore:
         """
         record = self._access().catalog.file(workflow_id)
         if record is None:
-            raise NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)
+            raise no_workflow(workflow_id)
         return str(self._directory.workflows / record.file)
 
     # The catalog.
@@ -347,105 +336,19 @@ class FileStore:
         if slot.is_idle and self._slots.get(workflow_id) is slot:
             del self._slots[workflow_id]
 
-    async def _find(self, workflow_id: str) -> FileRecord | None:
-        access = self._access()
-        record = await access.ask(Catalog.file, workflow_id)
-        if record is None:
-            # Its file may have been found when nothing said whose it was.
-            stray = await access.ask(Catalog.file_of_stem, name_stem(workflow_id))
-            if stray is not None and is_unknown_id(stray.workflow_id):
-                record = await access.write(Catalog.move, stray, workflow_id)
-        return record
+    def _owned_files(self) -> WorkflowFiles:
+        self._access()
+        assert self._files is not None
+        return self._files
 
-    async def _open_recorded(self, record: FileRecord) -> StoredDriver:
-        path = self._directory.workflows / record.file
-        try:
-            driver = await self._open_file(record.file)
-        except CorruptStoreError as error:
-            await self._access().write(Catalog.mark, record, str(error), set_aside=True)
-            raise
-        except NamespaceNotFoundError as error:
-            text = f"{path} is gone; put it back, or delete the workflow"
-            await self._access().write(Catalog.mark, record, text, set_aside=False)
-            raise NamespaceNotFoundError(text, workflow_id=record.workflow_id, path=str(path)) from error
-        if record.problem is not None and record.problem.startswith(STORAGE_PROBLEM):
-            try:
-                await self._settle(driver, record)
-            except BaseException:
-                await driver.aclose()
-                raise
-        return driver
-
-    async def _settle(self, driver: SqliteDriver, record: FileRecord) -> None:
-        path = self._directory.workflows / record.file
-        try:
-            row = await read_row(driver, path)
-        except DecodeError as error:
-            await self._access().write(Catalog.mark, record, str(error), set_aside=False)
-            raise StorageError(str(error), path=str(path)) from error
-        settled = await self._access().write(settle, record, row)
-        if settled.workflow_id != record.workflow_id:
-            raise NamespaceNotFoundError(
-                f"{path} turned out to be of workflow {settled.workflow_id!r:.200}; open it under that id",
-                workflow_id=record.workflow_id,
-                path=str(path),
-            )
-
-    async def _create(self, workflow_id: str) -> StoredDriver:
-        if is_unknown_id(workflow_id):
-            raise WorkflowIdError(
-                f"the workflow id {workflow_id!r} is reserved for files of unknown workflows; use another",
-                workflow_id=workflow_id,
-            )
-        name = file_name(workflow_id, session=self._session, count=self._files_made)
-        self._files_made += 1
-        driver = await self._open_file(name, create=True)
-        try:
-            with trio.CancelScope(shield=True):
-                await self._access().write(Catalog.put_file, FileRecord(workflow_id, name))
-        except BaseException:
-            # The file stays: whether it was recorded is not known, and a recorded file must not be missing. One that
-            # was not recorded is never looked at.
-            await driver.aclose()
-            raise
-        return driver
-
-    async def _remove(self, record: FileRecord) -> None:
-        """Remove the files of a workflow, noting it first."""
-        access = self._access()
-        await access.write(Catalog.begin_delete, record)
-        with self._file_errors():
-            try:
-                await self._in_thread(self._directory.remove, record.file, set_aside=record.set_aside)
-            except OSError:
-                if await self._in_thread((self._directory.workflows / record.file).exists):
-                    # It stays, and must not go behind the caller's back later.
-                    await access.write(Catalog.cancel_delete, record.workflow_id)
-                raise
-
-    async def _open_file(self, name: str, *, create: bool = False) -> StoredDriver:
-        driver = await self._open_path(str(self._directory.workflows / name), create=create)
+    async def _open_driver(self, path: str, *, create: bool = False) -> StoredDriver:
+        driver = await self._open_path(path, create=create)
         assert isinstance(driver, StoredDriver)
         return driver
 
     async def _open_to_read(self, name: str) -> SqliteDriver:
         # In place: with a thread for each opening and closing, a rebuild takes half as long again.
         return await self._open_path(str(self._directory.workflows / name), commit_in="inline")
-
-    async def _in_thread(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if self._commit_in == "inline":
-            return work(*args, **kwargs)
-        with trio.CancelScope(shield=True):
-            return await trio.to_thread.run_sync(partial(work, *args, **kwargs), limiter=self._limiter)
-        raise AssertionError("nobody cancels the shielding scope")
-
-    @contextmanager
-    def _file_errors(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except OSError as error:
-            where = error.filename or self._directory.path
-            raise StorageError(f"cannot use {where}: {error.strerror}", path=str(where)) from error
 
 
 async def _close(driver: StoredDriver | None, problems: list[StorageError]) -> None:

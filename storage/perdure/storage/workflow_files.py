@@ -1,0 +1,179 @@
+"""The files of single workflows: found, opened, made and removed, with the catalog told in the right order.
+
+1. A file is made before it is recorded, and recorded before its driver is given out. So a recorded file that is missing
+   was lost, and is an error and never an empty namespace; and a file that is not recorded is empty.
+2. A deletion is noted, then the file's entry is removed for good, then all that is known of it. A noted deletion is
+   finished by the next `acquire`; one that could not begin is forgotten, so that nothing goes behind anybody's back.
+3. What is wrong with a file is said in its workflow's row, and taken back once the file is well.
+
+The caller holds the turn of the workflow (`Slot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from perdure.storage.blocking import Blocking
+from perdure.storage.catalog import Catalog, FileRecord
+from perdure.storage.catalog_access import CatalogAccess
+from perdure.storage.catalog_schema import STORAGE_PROBLEM
+from perdure.storage.directory import DataDirectory
+from perdure.storage.errors import CorruptStoreError, DecodeError, NamespaceNotFoundError, StorageError
+from perdure.storage.naming import WorkflowIdError, file_name, is_unknown_id, name_stem
+from perdure.storage.rebuild import read_row
+from perdure.storage.recovery import settle
+from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.stored_driver import StoredDriver
+
+__all__ = ["WorkflowFiles", "file_errors", "no_workflow"]
+
+
+class WorkflowFiles:
+    """The files of one owned data directory.
+
+    Args:
+        directory: Owned.
+        access: Its catalog.
+        blocking: Runs what blocks.
+        open_driver: Opens a file by its path.
+        session: The number of this ownership, which the names of new files carry.
+    """
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        access: CatalogAccess,
+        blocking: Blocking,
+        open_driver: OpenDriver,
+        *,
+        session: int,
+    ) -> None:
+        self._directory = directory
+        self._access = access
+        self._blocking = blocking
+        self._open_driver = open_driver
+        self._session = session
+        self._made = 0
+
+    def path(self, file: str) -> Path:
+        """The path of a file by its name."""
+        return self._directory.workflows / file
+
+    async def find(self, workflow_id: str) -> FileRecord | None:
+        """The current file of a workflow, or `None` when none was made."""
+        record = await self._access.ask(Catalog.file, workflow_id)
+        if record is None:
+            # Its file may have been found when nothing said whose it was.
+            stray = await self._access.ask(Catalog.file_of_stem, name_stem(workflow_id))
+            if stray is not None and is_unknown_id(stray.workflow_id):
+                record = await self._access.write(Catalog.move, stray, workflow_id)
+        return record
+
+    async def open(self, record: FileRecord) -> StoredDriver:
+        """Open a file; if it was not well before, read its workflow's row from it again.
+
+        Raises:
+            CorruptStoreError: It is damaged, and set aside.
+            NamespaceNotFoundError: It is gone; or it is of another workflow than was thought, and kept as that now.
+            StorageError: It cannot be opened.
+        """
+        path = self.path(record.file)
+        try:
+            driver = await self._open_driver(str(path))
+        except CorruptStoreError as error:
+            await self._access.write(Catalog.mark, record, str(error), set_aside=True)
+            raise
+        except NamespaceNotFoundError as error:
+            text = f"{path} is gone; put it back, or delete the workflow"
+            await self._access.write(Catalog.mark, record, text, set_aside=False)
+            raise NamespaceNotFoundError(text, workflow_id=record.workflow_id, path=str(path)) from error
+        if record.problem is not None and record.problem.startswith(STORAGE_PROBLEM):
+            try:
+                await self._settle(driver, record)
+            except BaseException:
+                await driver.aclose()
+                raise
+        return driver
+
+    async def create(self, workflow_id: str) -> StoredDriver:
+        """Make the file of a workflow that has none; durable, and recorded, on return.
+
+        Raises:
+            WorkflowIdError: The id is one of those under which files of unknown workflows are kept.
+            StorageError: It cannot be made.
+        """
+        if is_unknown_id(workflow_id):
+            raise WorkflowIdError(
+                f"the workflow id {workflow_id!r} is reserved for files of unknown workflows; use another",
+                workflow_id=workflow_id,
+            )
+        name = file_name(workflow_id, session=self._session, count=self._made)
+        self._made += 1
+        driver = await self._open_driver(str(self.path(name)), create=True)
+        try:
+            with trio.CancelScope(shield=True):
+                await self._access.write(Catalog.put_file, FileRecord(workflow_id, name))
+        except BaseException:
+            # The file stays: whether it was recorded is not known, and a recorded file must not be missing. One that
+            # was not recorded is never looked at.
+            await driver.aclose()
+            raise
+        return driver
+
+    async def remove(self, record: FileRecord) -> None:
+        """Remove a file and what belongs to it; gone for good on return. What is known of it is not removed.
+
+        Raises:
+            StorageError: It cannot be removed, and stays; or it is removed and its rest is not, yet.
+        """
+        await self._access.write(Catalog.begin_delete, record)
+        with file_errors(self._directory.path):
+            try:
+                await self._blocking.run(self._directory.remove, record.file, set_aside=record.set_aside)
+            except OSError:
+                if await self._blocking.run(self.path(record.file).exists):
+                    await self._access.write(Catalog.cancel_delete, record.workflow_id)
+                raise
+
+    async def _settle(self, driver: SqliteDriver, record: FileRecord) -> None:
+        path = self.path(record.file)
+        try:
+            row = await read_row(driver, path)
+        except DecodeError as error:
+            await self._access.write(Catalog.mark, record, str(error), set_aside=False)
+            raise StorageError(str(error), path=str(path)) from error
+        settled = await self._access.write(settle, record, row)
+        if settled.workflow_id != record.workflow_id:
+            raise NamespaceNotFoundError(
+                f"{path} turned out to be of workflow {settled.workflow_id!r:.200}; open it under that id",
+                workflow_id=record.workflow_id,
+                path=str(path),
+            )
+
+
+class OpenDriver(Protocol):
+    """Opens a workflow's file, as `StoredDriver.open` with a store's settings."""
+
+    async def __call__(self, path: str, *, create: bool = False) -> StoredDriver:
+        """Open the file at `path`."""
+        ...
+
+
+def no_workflow(workflow_id: str) -> NamespaceNotFoundError:
+    """The error for a workflow of which no file was ever made, which the caller raises."""
+    return NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)
+
+
+@contextmanager
+def file_errors(directory: Path) -> Generator[None, None, None]:
+    """Turn what the operating system says into a `StorageError` that names the file, or the directory."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory
+        raise StorageError(f"cannot use {where}: {error.strerror}", path=str(where)) from error
