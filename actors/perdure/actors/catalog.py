@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import trio
 
-from perdure.storage import Batch, CatalogRow, Driver, NowaitDriver, Store, layout
+from perdure.storage import Batch, CatalogRow, Driver, NowaitDriver, StorageError, Store, layout
 from perdure.workflow.clock import Clock
 from perdure.workflow.history import History
 from perdure.workflow.states import WorkflowState
@@ -27,6 +28,9 @@ DELAY_S: Final = 0.2
 
 NEVER: Final = 2**64
 """Stands for "no wake" where wakes are compared."""
+
+
+_log = logging.getLogger("perdure.actors")
 
 
 def _order(wake_ms: int | None) -> int:
@@ -79,7 +83,11 @@ class CatalogKeeper:
             await self._has_later.wait()
             await trio.sleep(DELAY_S)
             self._has_later = trio.Event()
-            await self.flush()
+            try:
+                await self.flush()
+            except StorageError as error:  # what could not be written is earlier in the catalog, which is harmless
+                _log.warning("the catalog could not be written, and will be later: %s", error)
+                self._has_later.set()
 
 
 class CatalogedDriver:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perdure.storage import decode_value
-from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState
+from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
 from perdure.workflow.snapshot import error_of, history_entries
 
 if TYPE_CHECKING:
-    from perdure.actors.supervisor import Supervisor
+    from perdure.actors.actor import Actor
+    from perdure.actors.residents import Residents
 
 __all__ = ["ActorHandle"]
 
@@ -20,10 +21,10 @@ class ActorHandle:
     A handle holds nothing: it may be kept, and made again with `supervisor.get`.
     """
 
-    __slots__ = ("_supervisor", "_workflow_id")
+    __slots__ = ("_residents", "_workflow_id")
 
-    def __init__(self, supervisor: Supervisor, workflow_id: str) -> None:
-        self._supervisor = supervisor
+    def __init__(self, residents: Residents, workflow_id: str) -> None:
+        self._residents = residents
         self._workflow_id = workflow_id
 
     def __repr__(self) -> str:
@@ -40,53 +41,82 @@ class ActorHandle:
         An evicted workflow is waited for until it was woken and has ended; if the supervisor leaves its block first,
         `WorkflowSuspendedError` comes.
         """
-        return await self._supervisor.result(self._workflow_id)
+        while True:
+            actor = self._residents.live.get(self._workflow_id)
+            if actor is not None and (actor.is_started or self._residents.is_closing):
+                await actor.stopped.wait()
+                if actor.is_ended:
+                    return actor.result()
+                if actor.error is not None:
+                    raise actor.error
+            else:
+                async with self._residents.using(self._workflow_id) as actor:
+                    if actor.is_ended:
+                        return actor.result()
+                    if actor.is_started:
+                        continue
+                    if (trouble := self._residents.troubles.get(self._workflow_id)) is not None:
+                        raise trouble
+                    if actor.definition is None:
+                        raise self._residents.unregistered(actor.activation.history.workflow_type or "")
+                    arrival = self._residents.arrival(self._workflow_id)
+                await arrival.wait()
+            if self._residents.is_closing:
+                raise self._suspended(actor)
+
+    def _suspended(self, actor: Actor) -> WorkflowSuspendedError:
+        state = actor.activation.history.state.value
+        return WorkflowSuspendedError(
+            f"the supervisor left its block while workflow {self._workflow_id!r} was {state}; it goes on at the next start",
+            workflow_id=self._workflow_id,
+            state=state,
+        )
 
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             await actor.activation.message(name, body, message_id=id)
-        await self._supervisor.ensure_running(self._workflow_id)
+        await self._residents.ensure_running(self._workflow_id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, durable on return, and bring the workflow in if it is dormant."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             await actor.activation.wake()
-        await self._supervisor.ensure_running(self._workflow_id)
+        await self._residents.ensure_running(self._workflow_id)
 
     async def recover(self) -> None:
         """Run a failed workflow again; without effect on any other."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             await actor.activation.recover()
-        await self._supervisor.ensure_running(self._workflow_id)
+        await self._residents.ensure_running(self._workflow_id)
 
     async def evict(self) -> None:
         """Take the workflow out of memory; its next message, alarm or wake brings it back."""
-        await self._supervisor.evict(self._workflow_id)
+        await self._residents.evict(self._workflow_id)
 
     async def cancel(self) -> None:
         """End the workflow as cancelled, for good."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             await actor.activation.cancel()
 
     async def get_state(self) -> WorkflowState:
         """Where it stands."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             return actor.activation.history.state
 
     async def get_output(self) -> Any:
         """What it returned, or `None`."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             output = actor.activation.history.output
         return None if output is None else decode_value(output)
 
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             error: ErrorInfo | None = error_of(actor.activation.history)
         return error
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""
-        async with self._supervisor.using(self._workflow_id) as actor:
+        async with self._residents.using(self._workflow_id) as actor:
             return history_entries(actor.activation.history)

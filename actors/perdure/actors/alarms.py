@@ -1,0 +1,86 @@
+"""Bringing workflows back: at the start those that were at work or became due, later those whose time comes.
+
+1. The catalog knows who is due. A live workflow keeps its own time; its row, 0 or its alarm, is passed over here.
+2. `floor_ms` is where to look from: everything due before it was tried. A workflow that leaves memory asleep lowers it.
+3. Activations are few at a time, so that many that are due at once do not crowd out those that run.
+4. Trouble with the catalog is logged and tried again; it never ends the supervisor.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from perdure.actors.catalog import CatalogKeeper
+from perdure.actors.errors import WorkflowNotFoundError
+from perdure.actors.residents import Residents
+from perdure.storage import StorageError, Store
+from perdure.workflow import Clock
+
+__all__ = ["AlarmWatch"]
+
+_AT_ONCE: Final = 8
+_ALL: Final = 2**62
+_PAUSE_S: Final = 1.0
+
+_log = logging.getLogger("perdure.actors")
+
+
+class AlarmWatch:
+    """Activates dormant workflows when they are due."""
+
+    def __init__(self, store: Store, keeper: CatalogKeeper, clock: Clock) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._clock = clock
+        self._floor_ms = 0
+        self._waiting = trio.CancelScope()
+
+    def expect(self, alarm_ms: int) -> None:
+        """A workflow went to sleep out of memory; it is to be woken then."""
+        self._floor_ms = min(self._floor_ms, max(1, alarm_ms))
+        self._waiting.cancel()
+
+    async def run(self, residents: Residents) -> None:
+        """Recover, then wake, for ever."""
+        while True:
+            try:
+                await self._activate_due(residents)
+                await self._until_next()
+            except StorageError as error:
+                _log.warning("the catalog could not be read, so workflows that are due wait: %s", error)
+                await trio.sleep(_PAUSE_S)
+
+    async def _until_next(self) -> None:
+        """Wait until a dormant workflow is due, or the next one to be so may be another."""
+        with trio.CancelScope() as self._waiting:
+            await self._keeper.flush()
+            next_ms = await self._store.next_wake_ms(since_ms=self._floor_ms)
+            if next_ms is None:
+                await trio.sleep_forever()
+            else:
+                await self._clock.wait_until_ms(next_ms)
+
+    async def _activate_due(self, residents: Residents) -> None:
+        now_ms = self._clock.now_ms()
+        due = await self._store.find_due(now_ms, since_ms=self._floor_ms, limit=_ALL)
+        self._floor_ms = now_ms + 1
+        limiter = trio.CapacityLimiter(_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            for row in due:
+                if row.workflow_id not in residents.live:
+                    await limiter.acquire_on_behalf_of(row.workflow_id)
+                    nursery.start_soon(self._activate, residents, row.workflow_id, limiter)
+
+    async def _activate(self, residents: Residents, workflow_id: str, limiter: trio.CapacityLimiter) -> None:
+        try:
+            await residents.ensure_running(workflow_id)
+        except WorkflowNotFoundError:
+            _log.info("workflow %r was never completely created; it was taken off the catalog", workflow_id)
+        except Exception as error:
+            residents.troubles[workflow_id] = error
+            _log.warning("workflow %r cannot be activated: %s", workflow_id, error)
+        finally:
+            limiter.release_on_behalf_of(workflow_id)

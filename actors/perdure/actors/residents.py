@@ -1,0 +1,290 @@
+"""The workflows that are in memory: bringing them in, starting them, letting them go.
+
+1. A workflow is *live* (an `Actor` holds its driver and runs its function) or *dormant* (a catalog row and a file). There is
+   one actor per workflow at most: making and closing one happens inside the workflow's gate.
+2. A live actor is used without the gate: between looking at it and holding it nothing else can run.
+3. Whatever goes wrong with one workflow (damaged file, unregistered type, divergence, its storage) is kept with its id and
+   told to whoever asks for it; the others go on.
+4. Creation: first the catalog row (due at once), then the file, then the first batch. Killed in between, the next look
+   finds a row without a workflow, and removes it; nobody was told that it exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from perdure.actors.actor import Actor
+from perdure.actors.catalog import CatalogedDriver, CatalogKeeper
+from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
+from perdure.actors.gates import Gates
+from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
+from perdure.workflow import Clock, Workflow, WorkflowState
+from perdure.workflow.activation import Activation
+
+__all__ = ["Residents"]
+
+_STEP_THREADS: Final = 40
+
+
+class Residents:
+    """The actors of one supervisor.
+
+    Args:
+        store: Where dormant workflows are.
+        keeper: Writes their catalog rows.
+        definitions: The registered workflows, by name.
+        clock: The time.
+        on_dormant: Called with the alarm (milliseconds since the epoch) of a workflow that leaves memory asleep.
+        on_interrupt: Called with what came out of a workflow and is meant for the program (Ctrl-C, `SystemExit`).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keeper: CatalogKeeper,
+        definitions: dict[str, Workflow[Any, Any]],
+        clock: Clock,
+        *,
+        on_dormant: Callable[[int], None],
+        on_interrupt: Callable[[BaseException], None],
+    ) -> None:
+        self.live: dict[str, Actor] = {}
+        self.troubles: dict[str, BaseException] = {}
+        self.is_closing = False
+        self.nursery: trio.Nursery | None = None
+        self._store = store
+        self._keeper = keeper
+        self._definitions = definitions
+        self._clock = clock
+        self._on_dormant = on_dormant
+        self._on_interrupt = on_interrupt
+        self._gates = Gates()
+        self._arrivals: dict[str, trio.Event] = {}
+        self._step_limiter = trio.CapacityLimiter(_STEP_THREADS)
+
+    # Using actors.
+
+    def check_open(self) -> None:
+        """Refuse work while the supervisor leaves its block.
+
+        Raises:
+            SupervisorClosedError: It does.
+        """
+        if self.is_closing:
+            raise SupervisorClosedError("the supervisor is leaving its block and takes nothing more; open another")
+
+    @asynccontextmanager
+    async def using(self, workflow_id: str) -> AsyncGenerator[Actor]:
+        """Hold the workflow's actor, bringing it in (but not running it) if it is dormant."""
+        self.check_open()
+        actor = self.live.get(workflow_id)
+        while actor is None or not actor.is_usable:
+            if actor is not None:
+                await actor.stopped.wait()
+            async with self._gates.entered(workflow_id):
+                actor = self.live.get(workflow_id) or await self._bring_in(workflow_id)
+        actor.hold()
+        try:
+            yield actor
+        finally:
+            actor.release()
+            if not actor.is_started:
+                with trio.CancelScope(shield=True):
+                    async with self._gates.entered(workflow_id):
+                        await self._retire_if_idle(actor)
+
+    async def ensure_running(self, workflow_id: str) -> None:
+        """Make a workflow live that has something to do."""
+        actor = self.live.get(workflow_id)
+        while not (self.is_closing or (actor is not None and actor.is_started and actor.is_usable)):
+            if actor is not None and not actor.is_usable:
+                await actor.stopped.wait()
+            with trio.CancelScope(shield=True):
+                async with self._gates.entered(workflow_id):
+                    actor = self.live.get(workflow_id) or await self._bring_in(workflow_id)
+                    if actor.is_usable:
+                        await self._start_or_retire(actor)
+                        return
+
+    async def create_or_find(
+        self, definition: Workflow[Any, Any], workflow_id: str, input: object, check: Callable[[Actor], None]
+    ) -> None:
+        """See that the workflow exists, passes the check (which may raise), and runs.
+
+        Shielded from cancellation: a workflow that was created is started, whoever stops waiting for it meanwhile.
+        """
+        with trio.CancelScope(shield=True):
+            async with self._gates.entered(workflow_id):
+                self.check_open()
+                actor = self.live.get(workflow_id)
+                if actor is not None and actor.is_leaving:
+                    await self._retire(actor)
+                    actor = None
+                actor = actor or await self._find(workflow_id) or await self._create(definition, workflow_id, input)
+                try:
+                    check(actor)
+                except BaseException:
+                    await self._retire_if_idle(actor)
+                    raise
+                await self._start_or_retire(actor)
+
+    async def evict(self, workflow_id: str) -> None:
+        """Take a live workflow out of memory; returns when it is dormant."""
+        self.check_open()
+        await trio.lowlevel.checkpoint()
+        actor = self.live.get(workflow_id)
+        if actor is None and await self._store.get_row(workflow_id) is None:
+            raise self.not_found(workflow_id)
+        if actor is not None and actor.is_started:
+            actor.activation.evict()
+            await actor.stopped.wait()
+
+    def arrival(self, workflow_id: str) -> trio.Event:
+        """Set when the workflow becomes live next, or when the supervisor leaves its block."""
+        return self._arrivals.setdefault(workflow_id, trio.Event())
+
+    def stop_intake(self) -> None:
+        """From now on nothing is brought in or started."""
+        self.is_closing = True
+        arrivals, self._arrivals = self._arrivals, {}
+        for arrival in arrivals.values():
+            arrival.set()
+
+    async def until_empty(self) -> None:
+        """Return once no actor is left."""
+        while self.live:
+            await next(iter(self.live.values())).stopped.wait()
+            await trio.lowlevel.checkpoint()
+
+    # Making actors, and letting them go. The caller is inside the workflow's gate.
+
+    async def _find(self, workflow_id: str) -> Actor | None:
+        if await self._store.get_row(workflow_id) is None:
+            return None
+        try:
+            return await self._bring_in(workflow_id)
+        except WorkflowNotFoundError:  # its creation was never finished
+            return None
+
+    async def _create(self, definition: Workflow[Any, Any], workflow_id: str, input: object) -> Actor:
+        now_ms = self._clock.now_ms()
+        row = CatalogRow(workflow_id, definition.name, WorkflowState.PENDING.value, 0, False, now_ms, now_ms)
+        await self._keeper.put(row)
+        driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
+        try:
+            activation = await self._load(workflow_id, driver)
+            activation.create(definition.name, input)
+            await activation.commit_from_outside()
+            return self._admit(driver, activation, definition)
+        except BaseException:
+            await driver.aclose()
+            raise
+
+    async def _bring_in(self, workflow_id: str) -> Actor:
+        row = await self._store.get_row(workflow_id)
+        if row is None:
+            raise self.not_found(workflow_id)
+        try:
+            inner = await self._store.open_driver(workflow_id)
+        except NamespaceNotFoundError as error:
+            if error.path is not None:
+                raise  # there was a file, and somebody took it away
+            await self._store.delete(workflow_id)
+            raise self.not_found(workflow_id) from None
+        driver = CatalogedDriver(inner, self._keeper, row)
+        try:
+            activation = await self._load(workflow_id, driver)
+            if not activation.is_new:
+                definition = self._definitions.get(activation.history.workflow_type or row.workflow_type)
+                return self._admit(driver, activation, definition)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await driver.aclose()
+            raise
+        await driver.aclose()
+        self._keeper.forget(workflow_id)
+        await self._store.delete(workflow_id)
+        raise self.not_found(workflow_id)
+
+    async def _load(self, workflow_id: str, driver: CatalogedDriver) -> Activation:
+        return await Activation.load(workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter)
+
+    def _admit(self, driver: CatalogedDriver, activation: Activation, definition: Workflow[Any, Any] | None) -> Actor:
+        driver.follow(activation.history)
+        actor = Actor(activation.history.workflow_id, driver, activation, definition)
+        self.live[actor.workflow_id] = actor
+        return actor
+
+    async def _start_or_retire(self, actor: Actor) -> None:
+        try:
+            await self._start(actor)
+        finally:
+            await self._retire_if_idle(actor)
+
+    async def _start(self, actor: Actor) -> None:
+        workflow_id = actor.workflow_id
+        history = actor.activation.history
+        if actor.definition is None and not history.state.is_terminal:
+            self.troubles[workflow_id] = self.unregistered(history.workflow_type or "")
+        if self.is_closing or self.nursery is None or not actor.can_run:
+            return
+        await actor.driver.move_earlier(0)
+        self.troubles.pop(workflow_id, None)
+        actor.is_started = True
+        self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
+        arrival = self._arrivals.pop(workflow_id, None)
+        if arrival is not None:
+            arrival.set()
+
+    async def _run(self, actor: Actor) -> None:
+        try:
+            await actor.run()
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            # Ctrl-C met the code of a workflow: it is for the program, which leaves its block in order.
+            self._on_interrupt(error)
+        finally:
+            actor.is_leaving = True
+            with trio.CancelScope(shield=True):
+                async with self._gates.entered(actor.workflow_id):
+                    await self._retire(actor)
+
+    async def _retire(self, actor: Actor) -> None:
+        """Close an actor and take it out; does nothing for one that is gone."""
+        if self.live.get(actor.workflow_id) is not actor:
+            return
+        actor.is_leaving = True
+        await actor.close()
+        del self.live[actor.workflow_id]
+        if actor.error is not None:
+            self.troubles[actor.workflow_id] = actor.error
+        history = actor.activation.history
+        if history.state is WorkflowState.SLEEPING and history.alarm_ms is not None and not self.is_closing:
+            self._on_dormant(history.alarm_ms)
+
+    async def _retire_if_idle(self, actor: Actor) -> None:
+        if not actor.is_started and actor.in_use == 0:
+            await self._retire(actor)
+
+    # Errors.
+
+    def unregistered(self, name: str) -> UnregisteredWorkflowError:
+        """The error for a workflow whose function is not known here."""
+        known = ", ".join(sorted(self._definitions)) or "none"
+        return UnregisteredWorkflowError(
+            f"no workflow {name!r} is registered here (registered: {known}), so it could not be run again after a restart; "
+            f"name it in open_supervisor(..., workflows=[{name}])",
+            workflow_type=name,
+        )
+
+    def not_found(self, workflow_id: str) -> WorkflowNotFoundError:
+        """The error for an id that no workflow has."""
+        return WorkflowNotFoundError(
+            f"there is no workflow {workflow_id!r}; start it with supervisor.spawn(workflow, {workflow_id!r}, input)",
+            workflow_id=workflow_id,
+        )
