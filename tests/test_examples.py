@@ -1,0 +1,193 @@
+"""The examples do what they say: the order survives two kills with one charge, the approval reminds and escalates."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from perdure.storage import MemoryDriver
+from perdure.workflow import TrioClock, WorkflowHandle, WorkflowState, start_workflow
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+DAY_S = 86400.0
+
+
+def run_example(name: str, *arguments: str, directory: Path, status: int = 0) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
+
+
+def requests(data: Path) -> list[dict[str, Any]]:
+    """What the stand-in payment service was asked."""
+    lines = (data / "payment-service.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def told(output: str) -> list[tuple[str, str]]:
+    """Who did what, of the account that the order prints."""
+    lines = [line.split(maxsplit=2) for line in output.splitlines() if line.startswith("  ")]
+    statuses = ("running", "charged", "recorded", "replayed", "received", "waiting", "killed", "completed")
+    return [(words[0], words[1]) for words in lines if len(words) == 3 and words[1] in statuses]
+
+
+def test_the_order_is_killed_twice_and_the_card_is_charged_once(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    arguments = ("--data", str(data))
+
+    first = run_example("order.py", *arguments, "--crash", "during", directory=tmp_path, status=-signal.SIGKILL)
+    assert ("charge-card", "running") in told(first)
+    assert [request["charged"] for request in requests(data)] == [True]
+
+    second = run_example("order.py", *arguments, "--crash", "after", directory=tmp_path, status=-signal.SIGKILL)
+    assert told(second)[0] == ("charge-card", "running")
+    assert "not charged again" in second
+    assert [request["charged"] for request in requests(data)] == [True, False]
+
+    third = run_example("order.py", *arguments, directory=tmp_path)
+    assert told(third) == [
+        ("charge-card", "replayed"),
+        ("wait-for-shipment", "received"),
+        ("notify-customer", "running"),
+        ("notify-customer", "recorded"),
+        ("order-123", "completed"),
+    ]
+    assert "attempts at the charge:      2" in third
+    assert "times the card was charged:  1" in third
+    assert [request["charged"] for request in requests(data)] == [True, False]
+    assert len({request["key"] for request in requests(data)}) == 1
+
+    fourth = run_example("order.py", *arguments, directory=tmp_path)
+    assert told(fourth) == [("order-123", "completed")]
+    assert "nothing ran in this one" in fourth
+    assert len(requests(data)) == 2
+
+
+def test_the_order_without_a_crash_charges_once_at_the_first_attempt(tmp_path: Path) -> None:
+    output = run_example("order.py", "--data", "data", directory=tmp_path)
+    assert ("charge-card", "recorded") in told(output)
+    assert [request["charged"] for request in requests(tmp_path / "data")] == [True]
+    assert "no place left to crash" in run_example(
+        "order.py", "--data", "data", "--crash", "during", directory=tmp_path
+    )
+
+
+def test_the_printed_command_looks_into_the_workflow_when_it_is_copied(tmp_path: Path) -> None:
+    output = run_example("order.py", "--data", "it's data", directory=tmp_path)
+    (command,) = (line for line in output.splitlines() if "kv" in line)
+    shown = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    words = shown.stdout.split()
+    assert {"charge-card", "wait-for-shipment:count", "notify-customer", "completed", "order-123"} <= set(words)
+    again = run_example("order.py", "--data", "it's data", directory=tmp_path)
+    assert "nothing ran in this one" in again
+
+
+@pytest.mark.parametrize("has_old_data", [False, True])
+def test_the_demo_runs_from_any_directory_over_old_data(tmp_path: Path, has_old_data: bool) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "demo.sh", tmp_path / "tools")
+    if has_old_data:
+        (tmp_path / "demo-data").mkdir()
+        (tmp_path / "demo-data" / "payment-service.jsonl").write_text("not a ledger\n", encoding="utf-8")
+    command = ["/bin/sh", "tools/demo.sh", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(exit status 137: ended by SIGKILL)") == 2
+    assert "times the card was charged:  1" in done.stdout
+    assert [request["charged"] for request in requests(tmp_path / "demo-data")] == [True, False]
+
+
+def test_an_approval_that_nobody_answers_reminds_escalates_and_expires(tmp_path: Path) -> None:
+    arguments = ("--data", "data", "--patience", "0.02", "--reminders", "1", "--cooling-off", "0.01")
+    output = run_example("approval.py", *arguments, directory=tmp_path)
+    assert [" ".join(line.split("[")[0].split()) for line in output.splitlines()] == [
+        "to lead please approve: a new teapot",
+        "to lead reminder 1: a new teapot",
+        "to manager nobody answered, please decide: a new teapot",
+        "to manager reminder 1: a new teapot",
+        "to requester expired",
+        "decision: expired",
+    ]
+    again = run_example("approval.py", "--data", "data", directory=tmp_path)
+    assert [line.strip() for line in again.splitlines()] == [
+        "approval-1 was started with another request; going on with that one",
+        "decision: expired",
+    ]
+
+
+def test_an_answer_ends_the_approval_with_its_comment(tmp_path: Path) -> None:
+    arguments = ("--data", "data", "--patience", "50", "--cooling-off", "0.2", "--answer", "rejected")
+    output = run_example("approval.py", *arguments, directory=tmp_path)
+    assert "rejected by ada (mind the budget)" in output
+    assert output.splitlines()[-1] == "  decision: rejected by ada"
+
+
+def load_approval() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("approval_example", EXAMPLES / "approval.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def start_approval(nursery: trio.Nursery, driver: MemoryDriver, **changes: object) -> WorkflowHandle:
+    request = {"what": "a teapot", "patience": DAY_S, "reminders_max": 2, "cooling_off": 60.0, **changes}
+    return await start_workflow(nursery, "approval-1", load_approval().approval, request, driver, clock=TrioClock())
+
+
+async def test_reminders_come_a_day_apart_until_somebody_answers(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four and a half days of waiting, in virtual time, before the manager answers."""
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        handle = await start_approval(nursery, MemoryDriver())
+        await trio.sleep(4.5 * DAY_S)
+        await handle.message("approved", "grace", id="answer")
+        assert await handle.result() == "approved by grace"
+    assert trio.current_time() - began == pytest.approx(4.5 * DAY_S + 60)
+    texts = [" ".join(line.split("[")[0].split()) for line in capsys.readouterr().out.splitlines()]
+    assert texts == [
+        "to lead please approve: a teapot",
+        "to lead reminder 1: a teapot",
+        "to lead reminder 2: a teapot",
+        "to manager nobody answered, please decide: a teapot",
+        "to manager reminder 1: a teapot",
+        "to requester approved by grace",
+    ]
+
+
+async def test_a_stop_does_not_start_the_patience_again(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A deadline that passed while the program was stopped has passed."""
+    driver = MemoryDriver()
+    async with trio.open_nursery() as nursery:
+        handle = await start_approval(nursery, driver, reminders_max=0)
+        await trio.sleep(0.5 * DAY_S)
+        await handle.evict()
+    await trio.sleep(0.6 * DAY_S)
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        handle = await start_approval(nursery, driver, reminders_max=0)
+        await trio.sleep(1)
+        assert await handle.get_state() is WorkflowState.SLEEPING
+        assert "nobody answered" in capsys.readouterr().out
+        assert await handle.result() == "expired"
+        assert trio.current_time() - began == pytest.approx(DAY_S + 60)
