@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
 
 import trio
 
@@ -139,7 +140,8 @@ async def send_message(
 ) -> None:
     """Append a message to the mailbox of a workflow that nothing is running; durable on return.
 
-    Also arms the workflow's alarm for now, so that a host that looks at alarms runs it.
+    Several tasks may send at once through one driver. Also arms the workflow's alarm for now, so that a host that looks at
+    alarms runs it.
 
     Args:
         driver: The workflow's namespace.
@@ -155,8 +157,33 @@ async def send_message(
     """
     check_driver(driver)
     _check_clock(clock)
-    activation = await Activation.load(await _stored_id(driver), driver, clock=clock)
-    await activation.message(name, body, message_id=id)
+    async with _turn(driver):
+        activation = await Activation.load(await _stored_id(driver), driver, clock=clock)
+        await activation.message(name, body, message_id=id)
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.users = 0
+
+
+_turns: Final[dict[int, _Turn]] = {}
+
+
+@asynccontextmanager
+async def _turn(driver: Driver) -> AsyncGenerator[None]:
+    """One sender at a time: each reads which place in the mailbox is free, and two would find the same."""
+    key = id(driver)  # not used again while a sender holds the driver
+    turn = _turns.setdefault(key, _Turn())
+    turn.users += 1
+    try:
+        async with turn.lock:
+            yield
+    finally:
+        turn.users -= 1
+        if turn.users == 0:
+            del _turns[key]
 
 
 async def _stored_id(driver: Driver) -> str:
