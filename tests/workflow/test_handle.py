@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 from harness import MovableClock, Namespace
+from moments import MomentDriver, Moments
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.workflow import (
@@ -412,3 +413,49 @@ class TestMutators:
                 await handle.message("answer", 2, id="m-1")
             await handle.message("answer", 2, id="m-1")
             assert await handle.result() == [[2], []]
+
+    async def test_a_wake_at_any_moment_ends_the_sleep_that_has_begun(
+        self, make_namespace: Callable[[], Namespace], mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S24: `wake()` ends a sleep at once and durably, also while the sleep's beginning is on its way to the disk."""
+        names = await self._wake_at(make_namespace(), mode, None)
+        ended = [await self._wake_at(make_namespace(), mode, at) for at in range(len(names))]
+        assert ["ended"] in ended
+        assert ["slept on"] in ended
+
+    async def _wake_at(self, namespace: Namespace, mode: RunMode, at: int | None) -> list[str]:
+        async with trio.open_nursery() as nursery:
+            has_begun = False
+
+            async def wake() -> None:
+                nonlocal has_begun
+                has_begun = any(entry.kind == "sleep" for entry in await handle.history())
+                await handle.wake()
+
+            async def nap(ctx: Context, _: Any) -> str:
+                await ctx.step("a", work)
+                return await sleeping(ctx, _)
+
+            moments = Moments(nursery, at, wake)
+            moments.are_counted = False
+            driver = MomentDriver(await namespace.driver(), moments)
+            handle = await start_workflow(nursery, "w-1", nap, None, driver, mode=mode, clock=MovableClock())
+            moments.are_counted = True
+            await wait_all_tasks_blocked()
+            names = list(moments.names)
+            if at is not None:
+                await moments.acted.wait()
+                await wait_all_tasks_blocked()
+                state = await handle.get_state()
+                (sleep,) = (entry for entry in (await namespace.snapshot()).entries if entry.kind == "sleep")
+                assert sleep.data["state"] == ("interrupted" if has_begun else "pending")
+                if mode == "live":
+                    assert state is (WorkflowState.COMPLETED if has_begun else WorkflowState.SLEEPING)
+                    assert await alarm(namespace) == (None if has_begun else CLOCK_MS + 3_600_000)
+                elif not state.is_terminal:
+                    assert await alarm(namespace) == CLOCK_MS + (0 if has_begun else 3_600_000)
+                names = ["ended" if has_begun else "slept on"]
+            assert trio.current_time() < 3600
+            nursery.cancel_scope.cancel()
+        await namespace.close()
+        return names
