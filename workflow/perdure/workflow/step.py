@@ -356,6 +356,7 @@ class _Attempts:
         return (value,)
 
     async def _fail(self, error: Exception) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
         if self._activation.closing is not None:
             raise SuspendSignal from error  # it came out of the unwinding, not out of the step
         kind = failure_kind(error)
