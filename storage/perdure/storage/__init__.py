@@ -3,7 +3,7 @@
 A driver keeps the namespace of one workflow; a store keeps many, and a catalog of them.
 """
 
-from perdure.storage import layout
+from perdure.storage import layout as layout
 from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver, NowaitDriver
 from perdure.storage.errors import (
     BatchRefusedError,
@@ -76,6 +76,5 @@ __all__ = [
     "commit_batch",
     "decode_value",
     "encode_value",
-    "layout",
     "round_trip",
 ]

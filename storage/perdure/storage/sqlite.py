@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["CommitIn", "SqliteDriver"]
 
 CommitIn: TypeAlias = Literal["auto", "inline", "thread"]
+"""Where blocking work runs: on Trio's thread, in another, or as it is quicker."""
 
 _COMMIT_ALONE_S: Final = 0.002
 _READ_ALONE_S: Final = 0.02

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 Durability: TypeAlias = Literal["full", "normal"]
+"""What an acknowledged batch survives: a power cut, or only the death of the process."""
 
 PAGE_BYTES: Final = 4096
 """Page size of new files. Rows of up to 1,002 bytes stay whole in a page of this size, as most step results do; with
