@@ -113,11 +113,11 @@ class DataDirectory:
     """The paths of one data directory, and the care for its format."""
 
     def __init__(self, path: str | os.PathLike[str], *, host: Host = LOCAL_HOST) -> None:
-        self.path = Path(os.path.abspath(path))
-        self.lock = self.path / "lock"
-        self.format = self.path / "format"
-        self.catalog = self.path / "catalog.sqlite"
-        self.workflows = self.path / "workflows"
+        self.path: Path = Path(os.path.abspath(path))
+        self.lock: Path = self.path / "lock"
+        self.format: Path = self.path / "format"
+        self.catalog: Path = self.path / "catalog.sqlite"
+        self.workflows: Path = self.path / "workflows"
         self._host = host
 
     def check(self) -> None:

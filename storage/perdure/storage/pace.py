@@ -39,7 +39,7 @@ class Pace:
     def __init__(self, *, alone_s: float, crowded_s: float, expected_s: float = 0.0) -> None:
         self._alone_s = alone_s
         self._crowded_s = crowded_s
-        self.average_s = expected_s
+        self.average_s: float = expected_s
 
     def runs_in_place(self, others_waiting: Callable[[], bool]) -> bool:
         """Whether to do the work on this thread. Asks `others_waiting` only if it matters."""

@@ -57,7 +57,7 @@ class Namespace:
     """
 
     def __init__(self, file: OpenFile, map_error: ErrorMapper) -> None:
-        self.path = file.path
+        self.path: str = file.path
         self._file = file
         self._map_error = map_error
         self._connection: Connection | None = file.connection

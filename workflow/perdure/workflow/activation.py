@@ -106,8 +106,8 @@ class Activation:
         self.failure: BaseException | None = None
         self.live_branches = 1
         self.mode: RunMode = "yield"
-        self.is_running = False
-        self.is_draining = False
+        self.is_running: bool = False
+        self.is_draining: bool = False
         self._error: BaseException | None = None
         self._committer = Committer(driver, history.pending)
         self._cancel_scope = trio.CancelScope()

@@ -31,8 +31,8 @@ class Committer:
         self._pending = pending
         self._batch_nowait = driver.batch_nowait if isinstance(driver, NowaitDriver) and driver.atomic_batch else None
         self._writing: trio.Event | None = None
-        self.durable_version = pending.version
-        self.commits = 0
+        self.durable_version: int = pending.version
+        self.commits: int = 0
         self.broken: BaseException | None = None
 
     @property

@@ -116,8 +116,8 @@ class Context:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self.queue = QueueReader(scope)
-        self.logger = WorkflowLogger(scope)
+        self.queue: QueueReader = QueueReader(scope)
+        self.logger: WorkflowLogger = WorkflowLogger(scope)
 
     @property
     def workflow_id(self) -> str:

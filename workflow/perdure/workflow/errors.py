@@ -190,9 +190,9 @@ class WorkflowFailedError(WorkflowError):
         super().__init__(message, **facts)
         self.error: ErrorInfo = facts["error"]
         self.workflow_id: str = facts["workflow_id"]
-        self.name = self.error.name
-        self.stack = self.error.stack
-        self.metadata = self.error.metadata
+        self.name: str = self.error.name
+        self.stack: str | None = self.error.stack
+        self.metadata: Mapping[str, str | int | float | bool | None] = self.error.metadata
 
     def __str__(self) -> str:
         return f"workflow {self.workflow_id!r} failed with {self.error}"

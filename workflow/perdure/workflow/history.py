@@ -76,21 +76,21 @@ class History:
     def __init__(self, workflow_id: str) -> None:
         self.workflow_id = workflow_id
         self.workflow_type: str | None = None
-        self.pending = Pending()
-        self.root = Node()
+        self.pending: Pending = Pending()
+        self.root: Node = Node()
         self.names: list[str] = []
-        self.state = WorkflowState.PENDING
+        self.state: WorkflowState = WorkflowState.PENDING
         self.input: bytes | None = None
         self.output: bytes | None = None
         self.error: bytes | None = None
         self.alarm_ms: int | None = None
-        self.idle_activations = 0
+        self.idle_activations: int = 0
         self.seed: bytes | None = None
         self.failure_causes: list[str] = []
-        self.format_version = 0
+        self.format_version: int = 0
         self.open_sleeps: dict[Location, Node] = {}
         self.open_retries: dict[str, Node] = {}
-        self.last_entry_id = ""
+        self.last_entry_id: str = ""
         self._numbers: dict[str, int] = {}
         self._metadata: dict[str, EntryMetadata | bytes] = {}
         self._details: dict[str, dict[str, Any] | bytes] = {}

@@ -23,7 +23,7 @@ class Pending:
     __slots__ = ("_alarm", "_deletes", "_prefixes", "_puts", "_ranges", "version")
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version: int = 0
         self._puts: dict[bytes, bytes] = {}
         self._deletes: dict[bytes, None] = {}
         self._prefixes: list[bytes] = []

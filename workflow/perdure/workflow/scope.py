@@ -67,12 +67,12 @@ class Scope:
     )
 
     def __init__(self, activation: Activation, location: Location, node: Node) -> None:
-        self.activation = activation
-        self.location = location
-        self.node = node
-        self.unvisited = set(node.children)
+        self.activation: Activation = activation
+        self.location: Location = location
+        self.node: Node = node
+        self.unvisited: set[Segment] = set(node.children)
         self.inner: Scope | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
         self._busy: str | None = None
         self._names: dict[str, str] = {}
         self._queues: set[str] = set()
@@ -183,8 +183,8 @@ class Operation:
     __slots__ = ("_number", "_operation", "name", "scope")
 
     def __init__(self, scope: Scope, name: str, operation: OperationName) -> None:
-        self.scope = scope
-        self.name = name
+        self.scope: Scope = scope
+        self.name: str = name
         self._operation: OperationName = operation
         self._number: int | None = None
 

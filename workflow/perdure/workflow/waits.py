@@ -53,8 +53,8 @@ class Parking:
     __slots__ = ("_scope", "is_woken", "wait")
 
     def __init__(self, wait: Wait) -> None:
-        self.wait = wait
-        self.is_woken = False
+        self.wait: Wait = wait
+        self.is_woken: bool = False
         self._scope: trio.CancelScope | None = None
 
     def wake(self) -> None:
