@@ -14,8 +14,8 @@ import trio
 
 from perdure.actors.catalog import CatalogedDriver
 from perdure.storage import decode_value
-from perdure.workflow import Workflow
-from perdure.workflow.activation import Activation
+from perdure.workflow import Workflow, WorkflowState
+from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.run import ending_error
 
 __all__ = ["Actor"]
@@ -41,22 +41,33 @@ class Actor:
         self.driver = driver
         self.activation = activation
         self.definition = definition
-        self.is_started = False
-        self.is_leaving = False
-        self.in_use = 0
+        self.is_started: bool = False
+        self.is_leaving: bool = False
+        self.in_use: int = 0
         self.error: BaseException | None = None
-        self.stopped = trio.Event()
+        self.stopped: trio.Event = trio.Event()
         self._is_unused = trio.Event()
 
     @property
     def can_run(self) -> bool:
         """Whether its function is to be begun: it is known, not begun yet, and the workflow has not ended."""
-        return not self.is_started and self.definition is not None and not self.activation.history.state.is_terminal
+        return (
+            not self.is_started
+            and self.definition is not None
+            and self.activation.closing is None
+            and not self.activation.history.state.is_terminal
+        )
 
     @property
     def is_usable(self) -> bool:
-        """Whether operations may be given to it: it is neither leaving nor being evicted."""
-        return not self.is_leaving and (self.activation.closing is None or not self.is_started)
+        """Whether operations may be given to it: it is not leaving, nor evicted or in trouble and about to leave."""
+        closing = self.activation.closing
+        return not self.is_leaving and (closing is None or (closing is Closing.CANCELLED and not self.is_started))
+
+    @property
+    def is_mail_wanted(self) -> bool:
+        """Whether it sleeps, durably as well, over a message that it waits for."""
+        return self.activation.history.state is WorkflowState.SLEEPING and self.activation.has_wanted_mail
 
     def hold(self) -> None:
         """Keep it from being closed."""
@@ -68,6 +79,7 @@ class Actor:
         if self.in_use == 0:
             self._is_unused.set()
 
+    @trio.lowlevel.disable_ki_protection
     async def run(self) -> None:
         """Run the function to its end. Errors are kept; `BaseException`s come out."""
         assert self.definition is not None, "only a registered workflow is started"
@@ -86,7 +98,7 @@ class Actor:
                 self._is_unused = trio.Event()
                 await self._is_unused.wait()
             try:
-                self.driver.settle(len(self.activation.mailbox))
+                self.driver.settle()
                 await self.driver.aclose()
             except Exception as error:
                 _log.warning("workflow %r: its storage did not close: %s", self.workflow_id, error)

@@ -14,7 +14,6 @@ from typing import Final
 import trio
 
 from perdure.actors.catalog import CatalogKeeper
-from perdure.actors.errors import WorkflowNotFoundError
 from perdure.actors.residents import Residents
 from perdure.storage import StorageError, Store
 from perdure.workflow import Clock
@@ -43,6 +42,7 @@ class AlarmWatch:
         self._floor_ms = min(self._floor_ms, max(1, alarm_ms))
         self._waiting.cancel()
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, residents: Residents) -> None:
         """Recover, then wake, for ever."""
         while True:
@@ -56,7 +56,6 @@ class AlarmWatch:
     async def _until_next(self) -> None:
         """Wait until a dormant workflow is due, or the next one to be so may be another."""
         with trio.CancelScope() as self._waiting:
-            await self._keeper.flush()
             next_ms = await self._store.next_wake_ms(since_ms=self._floor_ms)
             if next_ms is None:
                 await trio.sleep_forever()
@@ -64,9 +63,15 @@ class AlarmWatch:
                 await self._clock.wait_until_ms(next_ms)
 
     async def _activate_due(self, residents: Residents) -> None:
-        now_ms = self._clock.now_ms()
-        due = await self._store.find_due(now_ms, since_ms=self._floor_ms, limit=_ALL)
+        await self._keeper.flush()
+        now_ms, since_ms = self._clock.now_ms(), self._floor_ms
+        # Raised before the look: whoever goes to sleep meanwhile, due already, lowers it again.
         self._floor_ms = now_ms + 1
+        try:
+            due = await self._store.find_due(now_ms, since_ms=since_ms, limit=_ALL)
+        except BaseException:
+            self._floor_ms = min(self._floor_ms, since_ms)
+            raise
         limiter = trio.CapacityLimiter(_AT_ONCE)
         async with trio.open_nursery() as nursery:
             for row in due:
@@ -76,11 +81,6 @@ class AlarmWatch:
 
     async def _activate(self, residents: Residents, workflow_id: str, limiter: trio.CapacityLimiter) -> None:
         try:
-            await residents.ensure_running(workflow_id)
-        except WorkflowNotFoundError:
-            _log.info("workflow %r was never completely created; it was taken off the catalog", workflow_id)
-        except Exception as error:
-            residents.troubles[workflow_id] = error
-            _log.warning("workflow %r cannot be activated: %s", workflow_id, error)
+            await residents.activate(workflow_id)
         finally:
             limiter.release_on_behalf_of(workflow_id)

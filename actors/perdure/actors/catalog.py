@@ -3,7 +3,10 @@
 1. The catalog's next wake is never later than the workflow's own. It moves earlier *before* the commit that makes the
    workflow want it, and later at any time *after*; so a wake can be spurious and is never lost.
 2. A workflow that is at work has the wake 0, "at once": should the process die, it is activated at the next start.
-3. Moves to later are gathered and written together, `DELAY_S` after the first; a busy workflow, which would soon move
+3. What a row says comes from the batches that were written, not from the history in memory: that is ahead of them, and
+   after a fault or an error of the storage it says what never came true.
+4. Mail that the workflow waits for is a wish to be activated at once; so is any mail of which that is not known.
+5. Moves to later are gathered and written together, `DELAY_S` after the first; a busy workflow, which would soon move
    back, mostly writes none.
 """
 
@@ -11,15 +14,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from perdure.storage import Batch, CatalogRow, Driver, NowaitDriver, StorageError, Store, layout
+from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
-from perdure.workflow.history import History
-from perdure.workflow.states import WorkflowState
+from perdure.workflow.states import TERMINAL_STATES, WorkflowState
 
 __all__ = ["DELAY_S", "NEVER", "CatalogKeeper", "CatalogedDriver"]
 
@@ -31,6 +34,9 @@ NEVER: Final = 2**64
 
 
 _log = logging.getLogger("perdure.actors")
+
+_TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
+_SLEEPING: Final = WorkflowState.SLEEPING.value
 
 
 def _order(wake_ms: int | None) -> int:
@@ -77,6 +83,7 @@ class CatalogKeeper:
         """Drop what waits for a workflow that is gone."""
         self._later.pop(workflow_id, None)
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Flush now and then, for ever."""
         while True:
@@ -90,75 +97,129 @@ class CatalogKeeper:
                 self._has_later.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What of a workflow is durable and bears on its next wake."""
+
+    state: str
+    alarm_ms: int | None
+    mail: int
+
+    def after(self, batch: Batch) -> _Standing:
+        """The same once this batch is written."""
+        state, alarm_ms, mail = self.state, self.alarm_ms, self.mail
+        for key, value in batch.puts:
+            if key == layout.STATE_KEY:
+                state = value.decode()
+            elif key.startswith(layout.MAILBOX_PREFIX):
+                mail += 1
+        for key in batch.deletes:
+            if key.startswith(layout.MAILBOX_PREFIX):
+                mail -= 1
+        if batch.alarm is not None:
+            alarm_ms = batch.alarm.wake_at_ms
+        return _Standing(state, alarm_ms, mail)
+
+    def wake_ms(self, *, wants_mail: bool) -> int | None:
+        """When the workflow wants to be activated."""
+        if self.state in _TERMINAL:
+            return None
+        return self.alarm_ms if self.state == _SLEEPING and not wants_mail else 0
+
+
 class CatalogedDriver:
-    """A workflow's driver that keeps the workflow's catalog row by the rule above; the engine sees just a driver."""
+    """A workflow's driver that keeps the workflow's catalog row by the rule above; the engine sees just a driver.
+
+    Attributes:
+        row: The row as it is, or soon will be, in the catalog.
+        has_written: Whether a batch was written since `follow`.
+    """
 
     def __init__(self, inner: Driver, keeper: CatalogKeeper, row: CatalogRow) -> None:
         self._inner = inner
         self._keeper = keeper
-        self._history: History | None = None
-        self.row = row
+        self._activation: Activation | None = None
+        self._standing = _Standing(row.state, row.next_wake_ms, 0)
+        self._is_in_doubt = False
+        self.row: CatalogRow = row
+        self.has_written: bool = False
 
-    def follow(self, history: History) -> None:
-        """From now on the row follows this history."""
-        self._history = history
-        self._move_later(has_mail=self.row.mail_waiting)
+    def follow(self, activation: Activation) -> None:
+        """From now on the row follows this activation, which holds just what is stored."""
+        history = activation.history
+        self._activation = activation
+        self._standing = _Standing(history.state.value, history.alarm_ms, len(activation.mailbox))
+        self.row = replace(self.row, workflow_type=history.workflow_type or self.row.workflow_type)
+        self._move_later()
 
-    def _wanted(self, *, has_new_mail: bool) -> int | None:
-        history = self._history
-        if history is None:
-            return self.row.next_wake_ms
-        if history.state.is_terminal:
-            return None
-        if history.state is WorkflowState.SLEEPING and not has_new_mail:
-            return history.alarm_ms
-        return 0
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the workflow has ended, durably."""
+        return self._standing.state in _TERMINAL
 
     async def move_earlier(self, wake_ms: int | None) -> None:
         """See that the catalog's wake is no later than this."""
         if _order(wake_ms) < _order(self.row.next_wake_ms):
-            self.row = replace(self.row, next_wake_ms=wake_ms, updated_at_ms=self._keeper.now_ms())
-            await self._keeper.put(self.row)
+            row = replace(self.row, next_wake_ms=wake_ms, updated_at_ms=self._keeper.now_ms())
+            await self._keeper.put(row)
+            self.row = row
 
-    def _move_later(self, *, has_mail: bool) -> None:
-        history = self._history
-        if history is None:
-            return
+    def _move_later(self) -> None:
+        standing = self._standing
+        is_wanted = standing.state == _SLEEPING and self._wants_mail(standing)
         row = replace(
             self.row,
-            workflow_type=history.workflow_type or self.row.workflow_type,
-            state=history.state.value,
-            next_wake_ms=self._wanted(has_new_mail=False),
-            mail_waiting=has_mail,
+            state=standing.state,
+            next_wake_ms=self.row.next_wake_ms if is_wanted else standing.wake_ms(wants_mail=False),
+            mail_waiting=standing.mail > 0,
         )
         if row != self.row:
-            row = replace(row, updated_at_ms=self._keeper.now_ms())
-            self.row = row
-            self._keeper.put_later(row)
+            self.row = replace(row, updated_at_ms=self._keeper.now_ms())
+            self._keeper.put_later(self.row)
+
+    def _wants_mail(self, standing: _Standing) -> bool:
+        """Whether there is mail that the workflow waits for, or that it was not offered yet and parked without a look at."""
+        activation = self._activation
+        assert activation is not None, "it is followed"
+        return standing.mail > len(activation.mailbox) or activation.has_wanted_mail
 
     async def batch(self, batch: Batch) -> None:
         """Apply a batch, with the row moved earlier before it and later after it."""
-        has_new_mail = any(key.startswith(layout.MAILBOX_PREFIX) for key, _ in batch.puts)
-        await self.move_earlier(self._wanted(has_new_mail=has_new_mail))
+        if self._activation is None:  # being created: its row says "at once"
+            await self._inner.batch(batch)
+            return
+        standing = self._standing.after(batch)
+        await self.move_earlier(standing.wake_ms(wants_mail=self._wants_mail(standing)))
+        self._is_in_doubt = True
         await self._inner.batch(batch)
-        if has_new_mail:
-            return  # the workflow is about to read it; what it then becomes comes with its next batch
-        self._move_later(has_mail=False)
+        self._written(standing)
 
     def batch_nowait(self, batch: Batch) -> bool:
         """The same without waiting, where the row need not move first."""
         inner = self._inner
-        if not isinstance(inner, NowaitDriver) or any(key.startswith(layout.MAILBOX_PREFIX) for key, _ in batch.puts):
+        if self._activation is None or not isinstance(inner, NowaitDriver):
             return False
-        if _order(self._wanted(has_new_mail=False)) < _order(self.row.next_wake_ms) or not inner.batch_nowait(batch):
+        standing = self._standing.after(batch)
+        wake_ms = standing.wake_ms(wants_mail=self._wants_mail(standing))
+        if _order(wake_ms) < _order(self.row.next_wake_ms):
             return False
-        self._move_later(has_mail=False)
-        return True
+        self._is_in_doubt = True
+        if inner.batch_nowait(batch):
+            self._written(standing)
+            return True
+        self._is_in_doubt = False
+        return False
 
-    def settle(self, mail: int) -> None:
-        """The actor leaves memory: the row says what it is to be woken for."""
-        if mail == 0:
-            self._move_later(has_mail=False)
+    def _written(self, standing: _Standing) -> None:
+        self._is_in_doubt = False
+        self.has_written = True
+        self._standing = standing
+        self._move_later()
+
+    def settle(self) -> None:
+        """The actor leaves memory: the row says what it is to be woken for; as early as before if that is not known."""
+        if not self._is_in_doubt:
+            self._move_later()
 
     @property
     def atomic_batch(self) -> bool:

@@ -22,6 +22,18 @@ class Gates:
 
     def __init__(self) -> None:
         self._gates: dict[str, _Gate] = {}
+        self._is_free = trio.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody is inside a gate, or waits at one."""
+        return bool(self._gates)
+
+    async def until_free(self) -> None:
+        """Return once nobody is at any gate."""
+        while self._gates:
+            self._is_free = trio.Event()
+            await self._is_free.wait()
 
     @asynccontextmanager
     async def entered(self, workflow_id: str) -> AsyncGenerator[None]:
@@ -35,3 +47,5 @@ class Gates:
             gate.users -= 1
             if gate.users == 0:
                 del self._gates[workflow_id]
+                if not self._gates:
+                    self._is_free.set()

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -24,8 +25,11 @@ from perdure.actors.gates import Gates
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
+from perdure.workflow.failures import sole_exception
 
 __all__ = ["Residents"]
+
+_log = logging.getLogger("perdure.actors")
 
 _STEP_THREADS: Final = 40
 
@@ -54,7 +58,7 @@ class Residents:
     ) -> None:
         self.live: dict[str, Actor] = {}
         self.troubles: dict[str, BaseException] = {}
-        self.is_closing = False
+        self.is_closing: bool = False
         self.nursery: trio.Nursery | None = None
         self._store = store
         self._keeper = keeper
@@ -86,6 +90,7 @@ class Residents:
             if actor is not None:
                 await actor.stopped.wait()
             async with self._gates.entered(workflow_id):
+                self.check_open()
                 actor = self.live.get(workflow_id) or await self._bring_in(workflow_id)
         actor.hold()
         try:
@@ -95,7 +100,21 @@ class Residents:
             if not actor.is_started:
                 with trio.CancelScope(shield=True):
                     async with self._gates.entered(workflow_id):
-                        await self._retire_if_idle(actor)
+                        if actor.driver.has_written:  # a message, a wake: it runs, whatever becomes of who sent it
+                            await self._start_or_retire(actor)
+                        else:
+                            await self._retire_if_idle(actor)
+
+    async def activate(self, workflow_id: str) -> None:
+        """Make a workflow live that has something to do; what prevents it becomes its trouble."""
+        try:
+            await self.ensure_running(workflow_id)
+        except WorkflowNotFoundError:
+            _log.info("workflow %r was never completely created; it was taken off the catalog", workflow_id)
+        except Exception as error:
+            self.troubles[workflow_id] = error
+            _log.warning("workflow %r cannot be activated: %s", workflow_id, error)
+            self._announce(workflow_id)
 
     async def ensure_running(self, workflow_id: str) -> None:
         """Make a workflow live that has something to do."""
@@ -144,8 +163,13 @@ class Residents:
             await actor.stopped.wait()
 
     def arrival(self, workflow_id: str) -> trio.Event:
-        """Set when the workflow becomes live next, or when the supervisor leaves its block."""
+        """Set when the workflow becomes live next, ends or is found in trouble, or the supervisor leaves its block."""
         return self._arrivals.setdefault(workflow_id, trio.Event())
+
+    def _announce(self, workflow_id: str) -> None:
+        arrival = self._arrivals.pop(workflow_id, None)
+        if arrival is not None:
+            arrival.set()
 
     def stop_intake(self) -> None:
         """From now on nothing is brought in or started."""
@@ -155,9 +179,12 @@ class Residents:
             arrival.set()
 
     async def until_empty(self) -> None:
-        """Return once no actor is left."""
-        while self.live:
-            await next(iter(self.live.values())).stopped.wait()
+        """Return once no actor is left, and none is being made."""
+        while self.live or self._gates.is_busy:
+            if self.live:
+                await next(iter(self.live.values())).stopped.wait()
+            else:
+                await self._gates.until_free()
             await trio.lowlevel.checkpoint()
 
     # Making actors, and letting them go. The caller is inside the workflow's gate.
@@ -214,7 +241,7 @@ class Residents:
         return await Activation.load(workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter)
 
     def _admit(self, driver: CatalogedDriver, activation: Activation, definition: Workflow[Any, Any] | None) -> Actor:
-        driver.follow(activation.history)
+        driver.follow(activation)
         actor = Actor(activation.history.workflow_id, driver, activation, definition)
         self.live[actor.workflow_id] = actor
         return actor
@@ -236,10 +263,9 @@ class Residents:
         self.troubles.pop(workflow_id, None)
         actor.is_started = True
         self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
-        arrival = self._arrivals.pop(workflow_id, None)
-        if arrival is not None:
-            arrival.set()
+        self._announce(workflow_id)
 
+    @trio.lowlevel.enable_ki_protection
     async def _run(self, actor: Actor) -> None:
         try:
             await actor.run()
@@ -247,7 +273,7 @@ class Residents:
             raise
         except BaseException as error:
             # Ctrl-C met the code of a workflow: it is for the program, which leaves its block in order.
-            self._on_interrupt(error)
+            self._on_interrupt(sole_exception(error))
         finally:
             actor.is_leaving = True
             with trio.CancelScope(shield=True):
@@ -259,13 +285,25 @@ class Residents:
         if self.live.get(actor.workflow_id) is not actor:
             return
         actor.is_leaving = True
-        await actor.close()
-        del self.live[actor.workflow_id]
+        try:
+            await actor.close()
+        finally:
+            del self.live[actor.workflow_id]
         if actor.error is not None:
             self.troubles[actor.workflow_id] = actor.error
-        history = actor.activation.history
-        if history.state is WorkflowState.SLEEPING and history.alarm_ms is not None and not self.is_closing:
-            self._on_dormant(history.alarm_ms)
+        if actor.error is not None or actor.driver.is_terminal:
+            self._announce(actor.workflow_id)
+        elif not self.is_closing:
+            self._expect(actor)
+
+    def _expect(self, actor: Actor) -> None:
+        """See that a workflow that left memory, and has not ended, comes back when it wants to."""
+        wake_ms = actor.driver.row.next_wake_ms
+        if wake_ms:
+            self._on_dormant(wake_ms)
+        elif actor.is_started and actor.is_mail_wanted and self.nursery is not None:
+            # The message came while it was being evicted, and counts as its next one.
+            self.nursery.start_soon(self.activate, actor.workflow_id)
 
     async def _retire_if_idle(self, actor: Actor) -> None:
         if not actor.is_started and actor.in_use == 0:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from os import PathLike
@@ -80,6 +81,7 @@ async def open_supervisor(
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
     supervisor = _make(store, workflows, durability, grace, clock)
+    _check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
 
@@ -100,11 +102,14 @@ def _make(
                 f'two workflows are named {definition.name!r}; give one another name with @workflow(name="...")'
             )
         definitions[definition.name] = definition
+    if durability not in ("full", "normal"):
+        raise InvalidArgumentError(f'durability must be "full" or "normal", not {durability!r}')
     if isinstance(store, str | PathLike):
-        if durability not in ("full", "normal"):
-            raise InvalidArgumentError(f'durability must be "full" or "normal", not {durability!r}')
+        if not os.fspath(store):
+            raise InvalidArgumentError('the directory must not be empty; write open_supervisor("data/")')
         store = FileStore(store, durability=durability)
-    return Supervisor(_check_store(store), definitions, checked_grace, clock or SystemClock())
+    checked_clock = SystemClock() if clock is None else _check_clock(clock)
+    return Supervisor(_check_store(store), definitions, checked_grace, checked_clock)
 
 
 def _check_list(workflows: object) -> Iterable[object]:
@@ -113,8 +118,25 @@ def _check_list(workflows: object) -> Iterable[object]:
     return cast("Iterable[object]", workflows)
 
 
+def _check_clock(clock: object) -> Clock:
+    if isinstance(clock, type) or not (hasattr(clock, "now_ms") and hasattr(clock, "wait_until_ms")):
+        raise InvalidArgumentError(
+            f"clock= takes an object with now_ms() and wait_until_ms(), not {clock!r}; leave it out for the system's clock"
+        )
+    return cast("Clock", clock)
+
+
+def _check_signals(handle_signals: object) -> None:
+    if not isinstance(handle_signals, bool):
+        raise InvalidArgumentError(f"handle_signals must be True or False, not {handle_signals!r}")
+    if handle_signals and threading.current_thread() is not threading.main_thread():
+        raise InvalidArgumentError(
+            "signals come to the main thread only, and this is another; leave out handle_signals="
+        )
+
+
 def _check_store(store: object) -> Store:
-    if not isinstance(store, Store):
+    if isinstance(store, type) or not isinstance(store, Store):
         raise InvalidArgumentError(
             f'a directory or a Store is needed, not {type(store).__name__}; write open_supervisor("data/")'
         )
@@ -201,7 +223,7 @@ class Supervisor:
             return definition
         definition = definition_of(given)
         known = self._definitions.get(definition.name)
-        if known is None or known.function is not definition.function:
+        if known is None or known.function != definition.function:  # a bound method is another object each time
             raise self._residents.unregistered(definition.name)
         return known
 
@@ -217,13 +239,16 @@ class Supervisor:
                 nursery.start_soon(self._keeper.run)
                 nursery.start_soon(self._alarms.run, self._residents)
                 if handle_signals:
-                    nursery.start_soon(self._watch_signals)
+                    await nursery.start(self._watch_signals)
                 try:
                     with self._block_scope:
                         yield
                 except BaseException as error:  # comes out below: inside, the nursery would wrap it in a group
                     outcome = error
-                await self._shut_down()
+                try:
+                    await self._shut_down()
+                except KeyboardInterrupt as error:  # a second Ctrl-C: no more grace
+                    outcome = error
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -237,8 +262,10 @@ class Supervisor:
         self._interruption = self._interruption or error
         self._block_scope.cancel()
 
-    async def _watch_signals(self) -> None:
+    @trio.lowlevel.enable_ki_protection
+    async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
             async for number in signals:
                 if self._interruption is not None:
                     os._exit(128 + number)
@@ -283,4 +310,13 @@ def _check_same(actor: Actor, definition: Workflow[Any, Any], encoded: bytes) ->
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+    """Whether two decoded values are the same, types included, whatever the order of their maps."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        pairs = cast("dict[Any, Any]", one)
+        return pairs.keys() == other.keys() and all(_equal(value, other[key]) for key, value in pairs.items())
+    if isinstance(one, list):
+        values = cast("list[Any]", one)
+        return len(values) == len(other) and all(map(_equal, values, other))
+    return bool(one == other) or (one != one and other != other)

@@ -162,6 +162,12 @@ class Activation:
         """Whether nothing was ever started in this namespace."""
         return self.history.input is None
 
+    @property
+    def has_wanted_mail(self) -> bool:
+        """Whether the mailbox holds what the parked function waits for; any mail at all, if it has not parked here."""
+        waiting = self.waiting
+        return any(waiting is None or waiting.wants(name) for name in self.mailbox.names())
+
     def create(self, workflow_type: str, input_value: object) -> None:
         """Begin a new workflow; durable with the next commit.
 

@@ -59,6 +59,10 @@ class Mailbox:
         """How many messages wait."""
         return self._count
 
+    def names(self) -> Iterable[str]:
+        """The names of the messages that wait."""
+        return self._by_name.keys()
+
     async def load_known_ids(self, driver: Driver) -> None:
         """Read the senders' ids, once; `is_known` and `write` need them when a message has one."""
         if self._known_ids is None:
