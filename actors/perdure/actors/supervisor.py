@@ -311,12 +311,11 @@ def _check_same(actor: Actor, definition: Workflow[Any, Any], encoded: bytes) ->
 
 def _equal(one: Any, other: Any) -> bool:
     """Whether two decoded values are the same, types included, whatever the order of their maps."""
-    if type(one) is not type(other):
+    kind: object = type(one)
+    if kind is not type(other):
         return False
-    if isinstance(one, dict):
-        pairs = cast("dict[Any, Any]", one)
-        return pairs.keys() == other.keys() and all(_equal(value, other[key]) for key, value in pairs.items())
-    if isinstance(one, list):
-        values = cast("list[Any]", one)
-        return len(values) == len(other) and all(map(_equal, values, other))
+    if kind is dict:
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    if kind is list:
+        return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other) or (one != one and other != other)

@@ -1,0 +1,288 @@
+"""What the supervisor's tests share: stores that count, that can be looked at around each write, and that die.
+
+1. A `Disk` is what outlives a process: one store after another is opened on it. `process` is one life of a supervisor.
+2. `die` is the death of the process: the next store finds the bytes as they are at that moment, and whatever the dying
+   supervisor still does reaches nothing. A SQLite directory is copied as it lies, write-ahead logs included, which is what
+   `kill -9` leaves; a `MemoryStore` has its own `restart`.
+3. A `WatchedStore` mirrors rows and namespaces, write by write, so that a check can compare them at any moment without I/O.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from harness import DriverKind, MovableClock
+
+from perdure.actors import Supervisor, open_supervisor
+from perdure.storage import (
+    Batch,
+    CatalogRow,
+    Driver,
+    FileStore,
+    MemoryStore,
+    NowaitDriver,
+    StorageError,
+    Store,
+    layout,
+)
+
+__all__ = ["Disk", "WatchedDriver", "WatchedStore", "When"]
+
+When = Literal["before", "after"]
+
+
+class WatchedStore:
+    """A store over another.
+
+    Attributes:
+        opens: The ids of the workflows whose drivers were opened, in order.
+        written: What was written, in order: `rows`, `create`, `delete`, or `batch`.
+        die_at: The process is to die before or after the write of that number, counted from 0.
+        watch: Called around each write, with what the mirrors hold at that moment.
+        delay: Awaited before each write and each closing of a driver; for tests that need these to take time.
+    """
+
+    def __init__(self, disk: Disk, inner: Store) -> None:
+        self.inner = inner
+        self.opens: list[str] = []
+        self.written: list[str] = []
+        self.is_dead = False
+        self.die_at: tuple[int, When] | None = None
+        self.watch: Callable[[When], None] | None = None
+        self.delay: Callable[[], Awaitable[None]] | None = None
+        self._disk = disk
+
+    def check(self) -> None:
+        """Let a dead process do nothing."""
+        if self.is_dead:
+            raise StorageError("this process is dead")
+
+    def before(self) -> None:
+        """A write is about to be made."""
+        self.check()
+        self._maybe_die("before", len(self.written))
+        if self.watch is not None:
+            self.watch("before")
+
+    def after(self, what: str) -> None:
+        """A write was made."""
+        self.written.append(what)
+        if self.watch is not None:
+            self.watch("after")
+        self._maybe_die("after", len(self.written) - 1)
+
+    def _maybe_die(self, when: When, number: int) -> None:
+        if self.die_at == (number, when):
+            self._disk.die()
+            self.check()
+
+    async def pause(self) -> None:
+        """Take the time that a write takes."""
+        if self.delay is not None:
+            await self.delay()
+
+    async def acquire(self) -> None:
+        self.check()
+        await self.inner.acquire()
+
+    async def open_driver(self, workflow_id: str, *, create: bool = False) -> Driver:
+        self.check()
+        self.opens.append(workflow_id)
+        is_new = create and workflow_id not in self._disk.namespaces
+        if is_new:
+            self.before()
+        driver = await self.inner.open_driver(workflow_id, create=create)
+        mirror = self._disk.namespaces.setdefault(workflow_id, {})
+        if is_new:
+            try:
+                self.after("create")
+            except StorageError:
+                await driver.aclose()
+                raise
+        return WatchedDriver(self, driver, mirror)
+
+    async def put_rows(self, rows: Sequence[CatalogRow]) -> None:
+        await self.pause()
+        self.before()
+        await self.inner.put_rows(rows)
+        self._disk.rows.update((row.workflow_id, row) for row in rows)
+        self.after("rows")
+
+    async def get_row(self, workflow_id: str) -> CatalogRow | None:
+        self.check()
+        return await self.inner.get_row(workflow_id)
+
+    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+        self.check()
+        return await self.inner.find_due(now_ms, limit=limit, since_ms=since_ms)
+
+    async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
+        self.check()
+        return await self.inner.next_wake_ms(since_ms=since_ms)
+
+    async def list_rows(
+        self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100
+    ) -> Sequence[CatalogRow]:
+        self.check()
+        return await self.inner.list_rows(state=state, workflow_type=workflow_type, after=after, limit=limit)
+
+    async def count_rows(self, *, state: str | None = None, workflow_type: str | None = None) -> int:
+        self.check()
+        return await self.inner.count_rows(state=state, workflow_type=workflow_type)
+
+    async def delete(self, workflow_id: str) -> None:
+        self.before()
+        await self.inner.delete(workflow_id)
+        self._disk.namespaces.pop(workflow_id, None)
+        self._disk.rows.pop(workflow_id, None)
+        self.after("delete")
+
+    async def backup(self, workflow_id: str, target: str | PathLike[str]) -> None:
+        self.check()
+        await self.inner.backup(workflow_id, target)
+
+    def describe(self, workflow_id: str) -> str:
+        return self.inner.describe(workflow_id)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class WatchedDriver:
+    """A driver of a `WatchedStore`; `mirror` holds what is durable."""
+
+    def __init__(self, store: WatchedStore, inner: Driver, mirror: dict[bytes, bytes]) -> None:
+        self._store = store
+        self._inner = inner
+        self._mirror = mirror
+
+    @property
+    def atomic_batch(self) -> bool:
+        return self._inner.atomic_batch
+
+    @property
+    def value_bytes_max(self) -> int:
+        return self._inner.value_bytes_max
+
+    async def get(self, key: bytes) -> bytes | None:
+        self._store.check()
+        return await self._inner.get(key)
+
+    async def list(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        self._store.check()
+        return await self._inner.list(prefix)
+
+    async def get_alarm(self, workflow_id: str) -> int | None:
+        self._store.check()
+        return await self._inner.get_alarm(workflow_id)
+
+    async def batch(self, batch: Batch) -> None:
+        await self._store.pause()
+        self._store.before()
+        await self._inner.batch(batch)
+        self._apply(batch)
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        inner = self._inner
+        if self._store.delay is not None or not isinstance(inner, NowaitDriver):
+            return False
+        self._store.before()
+        if not inner.batch_nowait(batch):
+            return False
+        self._apply(batch)
+        return True
+
+    def _apply(self, batch: Batch) -> None:
+        mirror = self._mirror
+        for key in batch.deletes:
+            mirror.pop(key, None)
+        for key in [key for key in mirror if any(key.startswith(prefix) for prefix in batch.delete_prefixes)]:
+            del mirror[key]
+        for key in [key for key in mirror if any(start <= key < end for start, end in batch.delete_ranges)]:
+            del mirror[key]
+        mirror.update(batch.puts)
+        if batch.alarm is not None:
+            mirror.pop(layout.ALARM_KEY, None)
+            if batch.alarm.wake_at_ms is not None:
+                mirror[layout.ALARM_KEY] = layout.encode_u64(batch.alarm.wake_at_ms)
+        self._store.after("batch")
+
+    async def set(self, key: bytes, value: bytes) -> None:
+        await self.batch(Batch(puts=[(key, value)]))
+
+    async def delete(self, key: bytes) -> None:
+        await self.batch(Batch(deletes=[key]))
+
+    async def delete_prefix(self, prefix: bytes) -> None:
+        await self.batch(Batch(delete_prefixes=[prefix]))
+
+    async def delete_range(self, start: bytes, end: bytes) -> None:
+        await self.batch(Batch(delete_ranges=[(start, end)]))
+
+    async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
+        raise AssertionError("the engine arms alarms in batches")
+
+    async def clear_alarm(self, workflow_id: str) -> None:
+        raise AssertionError("the engine clears alarms in batches")
+
+    async def aclose(self) -> None:
+        await self._store.pause()
+        await self._inner.aclose()
+
+
+class Disk:
+    """What outlives a process.
+
+    Attributes:
+        clock: The machine's clock, virtual.
+        store: The store of the life in progress, or of the last one.
+        rows, namespaces: Mirrors of what is stored.
+    """
+
+    def __init__(self, kind: DriverKind, directory: Path) -> None:
+        self.kind = kind
+        self.clock = MovableClock()
+        self.rows: dict[str, CatalogRow] = {}
+        self.namespaces: dict[str, dict[bytes, bytes]] = {}
+        self._directory = directory
+        self._lives = 0
+        self._memory = MemoryStore()
+        self.store = self._watched()
+
+    @property
+    def path(self) -> Path:
+        """The data directory in use, if it is one."""
+        return self._directory / f"data-{self._lives}"
+
+    def _watched(self) -> WatchedStore:
+        return WatchedStore(self, self._memory if self.kind == "memory" else FileStore(self.path, commit_in="inline"))
+
+    def die(self) -> None:
+        """The process that has the store dies at this very moment."""
+        assert not self.store.is_dead, "it lives"
+        self.store.is_dead = True
+        if self.kind == "memory":
+            self._memory = self._memory.restart()
+        else:
+            left = self.path
+            self._lives += 1
+            if left.exists():
+                shutil.copytree(left, self.path)
+
+    def next_store(self) -> WatchedStore:
+        """The store of the next process, not yet acquired; the last one was closed, or died."""
+        self.store = self._watched()
+        return self.store
+
+    @asynccontextmanager
+    async def process(self, *workflows: Any, **options: Any) -> AsyncIterator[Supervisor]:
+        """One process with a supervisor, over what earlier ones left."""
+        options.setdefault("clock", self.clock)
+        store = self.store if not (self.store.opens or self.store.written or self.store.is_dead) else self.next_store()
+        async with open_supervisor(store, workflows, **options) as supervisor:
+            yield supervisor
