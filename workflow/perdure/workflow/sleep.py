@@ -22,6 +22,8 @@ async def run_sleep(operation: Operation, deadline_ms: int) -> SleepOutcome:
     if found is not None:
         node, _, kind = found
         if kind.state is not SleepState.PENDING:
+            if kind.state is SleepState.INTERRUPTED:
+                await activation.commit()  # wake() may still be writing it
             await activation.replayed()
             return _OUTCOMES[kind.state]
         deadline_ms = kind.deadline_ms
@@ -32,7 +34,8 @@ async def run_sleep(operation: Operation, deadline_ms: int) -> SleepOutcome:
             activation.history.put_detail(_entry_id(node), {"sleep": True})
     while activation.clock.now_ms() < deadline_ms:
         await activation.park(Wait(deadline_ms, wakeable=True))
-        if (state := _state(node)) is not SleepState.PENDING:  # wake() recorded it, durably
+        if (state := _state(node)) is not SleepState.PENDING:
+            await activation.commit()  # wake() recorded it; if the deadline came meanwhile, it may still be writing
             return _OUTCOMES[state]
     activation.progress()
     activation.history.change(node, SleepEntry(deadline_ms, SleepState.COMPLETED))
