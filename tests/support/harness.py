@@ -281,8 +281,9 @@ class Host:
         await trio.testing.wait_all_tasks_blocked()
         activation: Activation = self.handle._activation  # type: ignore[attr-defined]
         if activation.is_running and activation.closing is None:
-            if not activation._is_quiet():  # a step's function is in progress
-                return WorkflowResult(activation.history.state)
+            if not activation._is_quiet():  # a step's function or a commit is in progress
+                state = activation.history.state
+                return WorkflowResult(WorkflowState.RUNNING if state.is_terminal else state)
             wait = merge(parking.wait for parking in activation._parked)
             sleep_until = None if wait.deadline_ms is None else wait.deadline_ms / 1000
             waiting = ("*",) if wait.names is None else (tuple(sorted(wait.names)) or None)
@@ -328,7 +329,7 @@ class Host:
             if result.state is WorkflowState.COMPLETED:
                 return result.output
             if result.sleep_until is None and result.waiting_for_messages is None:
-                # Live mode, and a step's function waits for something: let time pass to whatever is due next.
+                # Live mode, and a step's function or a commit waits for something: let time pass to whatever is due next.
                 pause_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
                 assert pause_s != inf, "a step's function waits for ever"
                 await self.advance(max(0.0, pause_s))
