@@ -8,15 +8,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from datetime import datetime
-from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
+from functools import wraps
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from perdure.workflow.checks import check_count, check_duration, check_message_names, check_when_ms, ms_ceil
-from perdure.workflow.errors import QueueTimeoutError
+from perdure.workflow.errors import InvalidArgumentError, QueueTimeoutError
 from perdure.workflow.loop import run_loop
 from perdure.workflow.queue import run_queue_read
-from perdure.workflow.scope import Operation, Scope
+from perdure.workflow.scope import Operation, OperationName, Scope
 from perdure.workflow.sleep import run_sleep
 from perdure.workflow.step import check_step_options, run_step, usual_options
 from perdure.workflow.types import Break, Continue, Message, SleepOutcome
@@ -24,6 +25,7 @@ from perdure.workflow.types import Break, Continue, Message, SleepOutcome
 __all__ = ["Context", "QueueReader", "WorkflowLogger"]
 
 T = TypeVar("T")
+MethodT = TypeVar("MethodT", bound=Callable[..., Coroutine[Any, Any, Any]])
 S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
 
@@ -50,6 +52,29 @@ class WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
 
+def _in_turn(operation: OperationName) -> Callable[[MethodT], MethodT]:
+    """Make a method's call known to its scope at once, so that one that is never awaited is noticed."""
+
+    def decorate(method: MethodT) -> MethodT:
+        @wraps(method)
+        def call(self: Context | QueueReader, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+            scope = self._scope  # pyright: ignore[reportPrivateUsage]
+            try:
+                coroutine = method(self, *args, **kwargs)
+            except TypeError as error:  # the arguments do not fit; the method itself has not begun
+                fault = InvalidArgumentError(
+                    f"ctx.{operation} does not take these arguments: {error}. Keywords for a function of your own go with "
+                    "functools.partial(fn, key=value)"
+                )
+                scope.activation.fault(fault)
+                raise fault from None
+            return scope.hand_out(coroutine, args[0] if args else kwargs.get("name"), operation)
+
+        return cast("MethodT", call)
+
+    return decorate
+
+
 class QueueReader:
     """The workflow's mailbox, as the workflow reads it (`ctx.queue`)."""
 
@@ -58,6 +83,7 @@ class QueueReader:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
+    @_in_turn("queue.next")
     async def next(self, name: str, *, names: Iterable[str] | None = None, timeout: float | None = None) -> Message:
         """Take the oldest message, waiting for one if there is none.
 
@@ -84,6 +110,7 @@ class QueueReader:
             names=wanted,
         )
 
+    @_in_turn("queue.next_batch")
     async def next_batch(
         self, name: str, *, names: Iterable[str] | None = None, count: int = 1, timeout: float | None = None
     ) -> list[Message]:
@@ -163,6 +190,7 @@ class Context:
         at_most_once: bool = False,
     ) -> T: ...
 
+    @_in_turn("step")
     async def step(
         self,
         name: str,
@@ -227,6 +255,7 @@ class Context:
                 )
             return await run_step(operation, fn, args, options)
 
+    @_in_turn("sleep")
     async def sleep(self, name: str, seconds: float) -> SleepOutcome:
         """Wait for a time that outlives the process.
 
@@ -240,6 +269,7 @@ class Context:
             delay_ms = ms_ceil(check_duration(seconds, "the time to sleep", f'ctx.sleep("{name}", 60.0)'))
             return await run_sleep(operation, self._scope.activation.clock.now_ms() + delay_ms)
 
+    @_in_turn("sleep_until")
     async def sleep_until(self, name: str, when: float | datetime) -> SleepOutcome:
         """Wait until a moment, like `sleep`; a moment in the past returns at once.
 
@@ -272,6 +302,7 @@ class Context:
         history_size: int | None = None,
     ) -> T: ...
 
+    @_in_turn("loop")
     async def loop(
         self,
         name: str,

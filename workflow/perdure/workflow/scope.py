@@ -1,8 +1,9 @@
 """Scopes and operations: where an entry belongs, and that each is asked for once.
 
 1. Names are unique within a scope, on the first run too, since a second entry of the same name could never be replayed.
-2. One operation at a time per scope: operations are recorded in the order in which they are asked for, and a scope whose
-   operations overlap has no such order. Concurrency is what branches, each with a scope of its own, are for.
+2. One operation at a time per scope, each awaited before the next is asked for: operations are recorded in the order in
+   which they are asked for, and a scope whose operations overlap has no such order. Concurrency is what branches, each
+   with a scope of its own, are for.
 3. What is recorded in a scope and was not asked for by its end is divergence.
 4. A queue read `q` stores its entries under the derived names `q:count`, `q:deadline` and `q:0`, `q:1`, ...; an entry of the
    user's own by one of these names in the same scope is refused, whichever comes first.
@@ -12,12 +13,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import trio
 
-from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location, MessageEntry, SleepEntry
+from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location, MessageEntry, Segment, SleepEntry
 from perdure.workflow.checks import check_name
 from perdure.workflow.errors import (
     DuplicateNameError,
@@ -37,6 +39,7 @@ __all__ = ["Operation", "OperationName", "Scope"]
 OperationName: TypeAlias = Literal["step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch"]
 """The method of the context that was called."""
 
+T = TypeVar("T")
 KindT = TypeVar("KindT", bound=EntryKind)
 
 _DERIVED: Final = re.compile(r"(?s)(.+):(?:count|deadline|[0-9]+)")
@@ -58,6 +61,7 @@ class Scope:
         "_derived",
         "_names",
         "_queues",
+        "_unawaited",
         "activation",
         "inner",
         "is_closed",
@@ -74,6 +78,7 @@ class Scope:
         self.inner: Scope | None = None
         self.is_closed: bool = False
         self._busy: str | None = None
+        self._unawaited: tuple[Coroutine[Any, Any, Any], str] | None = None
         self._names: dict[str, str] = {}
         self._queues: set[str] = set()
         self._derived: dict[str, str] = {}
@@ -91,8 +96,35 @@ class Scope:
             parts.append(repr(name))
         return " > ".join(parts) or "the workflow's top level"
 
+    def hand_out(self, call: Coroutine[Any, Any, T], name: object, operation: OperationName) -> Coroutine[Any, Any, T]:
+        """Give the workflow the coroutine of an operation, to be awaited before anything else is asked for.
+
+        Raises:
+            OperationInProgressError: The one before was never awaited.
+        """
+        try:
+            self._check_awaited()
+        except FaultError as error:
+            call.close()
+            self.activation.fault(error)
+            raise
+        self._unawaited = call, f"{operation} {name!r}"
+        return call
+
+    def _check_awaited(self) -> None:
+        if self._unawaited is None:
+            return
+        (call, what), self._unawaited = self._unawaited, None
+        call.close()
+        raise OperationInProgressError(
+            f"ctx.{what} at {self.path_text()} was called but not awaited, so it never ran; write `await ctx....`",
+            name=what,
+            in_progress=what,
+        )
+
     def claim(self, name: str, operation: OperationName) -> None:
         """Make the name this operation's, or raise."""
+        self._unawaited = None
         if self.is_closed:
             raise MisuseError(
                 f"ctx.{operation}({name!r}, ...) was called on the context of a scope that is over; use the context that "
@@ -142,6 +174,7 @@ class Scope:
             OperationInProgressError: An operation is still in progress.
         """
         self.is_closed = True
+        self._check_awaited()
         if self._busy is not None:
             raise OperationInProgressError(
                 f"the function at {self.path_text()} ended while {self._busy} was in progress; await every operation",

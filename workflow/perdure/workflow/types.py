@@ -22,8 +22,8 @@ __all__ = [
     "WorkflowSnapshot",
 ]
 
-T = TypeVar("T")
-S = TypeVar("S")
+T_co = TypeVar("T_co", covariant=True)
+S_co = TypeVar("S_co", covariant=True)
 
 RunMode: TypeAlias = Literal["yield", "live"]
 """`yield`: return when the workflow has to wait. `live`: stay, and go on when the wait ends."""
@@ -33,17 +33,17 @@ ANY_MESSAGE: Final = ("*",)
 
 
 @dataclass(frozen=True, slots=True)
-class Continue(Generic[S]):
+class Continue(Generic[S_co]):
     """A loop body's answer: run another iteration, with this state."""
 
-    state: S
+    state: S_co
 
 
 @dataclass(frozen=True, slots=True)
-class Break(Generic[T]):
+class Break(Generic[T_co]):
     """A loop body's answer: the loop is done, with this value."""
 
-    value: T
+    value: T_co
 
 
 class SleepOutcome(enum.Enum):
