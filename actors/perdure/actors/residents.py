@@ -79,7 +79,7 @@ class Residents:
             SupervisorClosedError: It does.
         """
         if self.is_closing:
-            raise SupervisorClosedError("the supervisor is leaving its block and takes nothing more; open another")
+            raise SupervisorClosedError("the supervisor has left its block, or is leaving it, and takes nothing more; open another")
 
     @asynccontextmanager
     async def using(self, workflow_id: str) -> AsyncGenerator[Actor]:

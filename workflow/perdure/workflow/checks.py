@@ -178,5 +178,6 @@ def check_function(fn: object, what: str, example: str) -> Callable[..., object]
             f"{what} was called already: pass the function and its arguments, without the call; write {example}"
         )
     if not callable(fn):
-        raise InvalidArgumentError(f"{what} must be a function, not {type(fn).__name__}; write {example}")
+        hint = " (was it called already?)" if fn is None else ""
+        raise InvalidArgumentError(f"{what} must be a function, not {type(fn).__name__}{hint}; write {example}")
     return fn

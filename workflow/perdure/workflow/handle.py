@@ -32,7 +32,7 @@ class WorkflowHandle(Protocol):
         """
         ...
 
-    async def message(self, name: str, body: object, *, id: str | None = None) -> None:
+    async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the workflow's mailbox. Durable on return.
 
         Cancelled while it waits, the message may or may not have been sent; give an `id` and send it again.

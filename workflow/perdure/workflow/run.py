@@ -265,7 +265,7 @@ class _LocalHandle:
             )
         return None if history.output is None else decode_value(history.output)
 
-    async def message(self, name: str, body: object, *, id: str | None = None) -> None:
+    async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox; durable on return."""
         activation = await self._unfaulted()
         await activation.message(name, body, message_id=id)
