@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 import trio
 import trio.testing
 
-from perdure.storage import Batch, Driver, DriverClosedError, MemoryDriver
+from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, DriverClosedError, MemoryDriver
 from perdure.storage.sqlite import SqliteDriver
 from perdure.workflow import (
     Context,
@@ -128,6 +128,50 @@ class CrashingDriver:
 
 
 class Namespace:
+class SlowDriver:
+    """A driver whose batches take a while each, and are applied at the end of it."""
+
+    def __init__(self, inner: Driver, batch_s: float = 1.0) -> None:
+        self._inner = inner
+        self._batch_s = batch_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def batch(self, batch: Batch) -> None:
+        await trio.sleep(self._batch_s)
+        await self._inner.batch(batch)
+
+
+Fault = Literal["refused", "lost", "applied"]
+"""A batch is refused; or its outcome is unknown, and it was not applied; or it was."""
+
+
+class FaultyDriver:
+    """A driver whose storage fails once, at the first batch that the test says is due."""
+
+    def __init__(self, inner: Driver, fault: Fault, is_due: Callable[[Batch], bool]) -> None:
+        self._inner = inner
+        self._fault: Fault = fault
+        self._is_due = is_due
+        self.has_failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def batch(self, batch: Batch) -> None:
+        if self.has_failed or not self._is_due(batch):
+            await self._inner.batch(batch)
+            return
+        self.has_failed = True
+        if self._fault == "refused":
+            raise BatchRefusedError("refused by the test")
+        if self._fault == "applied":
+            await self._inner.batch(batch)
+        await self._inner.aclose()
+        raise CommitUnknownError("made unknown by the test")
+
+
     """The bytes of one workflow, in memory or in a SQLite file."""
 
     def __init__(self, kind: DriverKind, directory: Path) -> None:
@@ -437,7 +481,10 @@ __all__ = [
     "MovableClock",
     "Namespace",
     "SimulatedCrashError",
+    "Fault",
+    "FaultyDriver",
     "WorkflowFailedError",
     "crashes",
     "host",
 ]
+    "SlowDriver",

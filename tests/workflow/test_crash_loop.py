@@ -219,6 +219,28 @@ async def test_an_idle_waiter_survives_fifty_restarts(
     assert calls == ["work"]
 
 
+async def test_parking_clears_the_count(namespace: Namespace, mode: RunMode, autojump_clock: MockClock) -> None:
+    """S18: an activation that came as far as a wait did not crash, also when it recorded nothing new."""
+    killer = Killer(namespace)
+
+    async def workflow(ctx: Context, _: None) -> str:
+        await ctx.step("killer", killer)
+        return "never"
+
+    async def mended(ctx: Context, _: None) -> Any:
+        return (await ctx.queue.next("wait")).body
+
+    for _ in range(CRASH_LOOP_LIMIT - 1):
+        await dies(namespace, mode, workflow)
+    assert await idle_activations(namespace) == CRASH_LOOP_LIMIT - 1
+    async with host(namespace, mode) as process:
+        await process.stop(mended)
+        assert await idle_activations(namespace) == 0
+        await process.restart()
+        await process.send("go", "went")
+        assert await process.finish(mended) == "went"
+
+
 async def test_fifty_shutdowns_during_a_step_do_not_end_the_workflow(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pytest
 import trio
-from harness import Host, MovableClock, Namespace, SimulatedCrashError, host
+from harness import Host, MovableClock, Namespace, SimulatedCrashError, SlowDriver, host
 from trio.testing import MockClock
 
-from perdure.storage import Batch, Driver, layout
+from perdure.storage import Batch, layout
 from perdure.workflow import (
     Break,
     Context,
@@ -459,20 +459,6 @@ async def test_a_read_with_a_timeout_beside_a_sleep_named_like_its_deadline_afte
         await process.restart()
         await process.control("wake")
         assert (await process.stop(workflow)).output == "interrupted"
-
-
-class SlowDriver:
-    """A driver whose batches take a second each, and are applied at the end of it."""
-
-    def __init__(self, inner: Driver) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def batch(self, batch: Batch) -> None:
-        await trio.sleep(1)
-        await self.inner.batch(batch)
 
 
 async def test_a_sleep_whose_wake_is_on_its_way_to_the_disk_returns_once_it_is_there(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import trio
-from harness import Host, Namespace, SimulatedCrashError, host
+from harness import Fault, FaultyDriver, Host, Namespace, SimulatedCrashError, SlowDriver, host
 from trio.testing import MockClock
 
-from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, StorageError, layout
+from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, StorageError, layout
 from perdure.storage.schema import EntryStatus, StepEntry, decode_entry, decode_metadata
 from perdure.workflow import (
     Context,
@@ -88,6 +88,30 @@ async def test_an_eviction_waits_for_a_step_that_cleans_up_and_records_what_it_f
     assert calls == ["careful", "following"]
 
 
+async def test_a_step_does_not_begin_when_the_run_is_stopped_while_its_beginning_is_committed(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S20: nor does an effect that has no scheduling point slip through; a later run begins it."""
+    calls: list[str] = []
+
+    async def instant() -> None:
+        calls.append("instant")
+
+    async def workflow(ctx: Context, _: None) -> str:
+        await ctx.step("instant", instant)
+        return "done"
+
+    async with host(namespace, mode) as process:
+        driver = await namespace.driver()
+        driver.inner = SlowDriver(driver.inner)  # type: ignore[assignment]
+        # In live mode the workflow's creation is a commit of its own, before it runs.
+        await run_and_leave(process, workflow, 0.5 if mode == "yield" else 1.5)
+        assert calls == []
+        assert (await namespace.snapshot()).entries == ()
+        assert await process.finish(workflow) == "done"
+    assert calls == ["instant"]
+
+
 async def test_a_step_that_was_evicted_before_it_finished_runs_again_as_the_same_attempt(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
@@ -158,34 +182,6 @@ async def test_an_error_out_of_the_unwinding_is_not_recorded_as_the_steps(
 
 
 # S21: the storage fails.
-
-Fault = Literal["refused", "lost", "applied"]
-"""A batch is refused; or its outcome is unknown, and it was not applied; or it was."""
-
-
-class FaultyDriver:
-    """A driver whose storage fails once, at the batch that carries a certain step's entry."""
-
-    def __init__(self, inner: Driver, fault: Fault, is_due: Callable[[Batch], bool]) -> None:
-        self.inner = inner
-        self.fault: Fault = fault
-        self.is_due = is_due
-        self.has_failed = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def batch(self, batch: Batch) -> None:
-        if self.has_failed or not self.is_due(batch):
-            await self.inner.batch(batch)
-            return
-        self.has_failed = True
-        if self.fault == "refused":
-            raise BatchRefusedError("refused by the test")
-        if self.fault == "applied":
-            await self.inner.batch(batch)
-        await self.inner.aclose()
-        raise CommitUnknownError("made unknown by the test")
 
 
 def steps_in(batch: Batch) -> list[StepEntry]:
