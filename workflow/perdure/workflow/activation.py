@@ -264,6 +264,7 @@ class Activation:
     async def park(self, wait: Wait) -> None:
         """Wait durably. Returns when the wait ended; what was pending at the call is durable then."""
         self.check_may_record()
+        await trio.lowlevel.checkpoint_if_cancelled()  # by a scope of the user's that has fired, in yield mode too
         parking = Parking(wait)
         self._parked[parking] = None
         try:
@@ -475,6 +476,7 @@ class Activation:
     async def _finish(self, scope: Scope, value: object, error: BaseException | None) -> None:
         if self.closing is Closing.USER_CANCELLED:
             await trio.lowlevel.checkpoint_if_cancelled()  # cancelled from outside after all: an eviction
+            self._close(Closing.FAULT, self._error)
         match self.closing:
             case None:
                 try:
@@ -487,7 +489,7 @@ class Activation:
                 pass
             case Closing.EVICTED:
                 await self._leave()
-            case Closing.FAULT | Closing.USER_CANCELLED | Closing.STORAGE:
+            case Closing.USER_CANCELLED | Closing.FAULT | Closing.STORAGE:
                 assert self._error is not None, "these reasons come with an error"
                 raise self._error
 
