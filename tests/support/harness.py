@@ -24,6 +24,7 @@ import trio.testing
 
 from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, DriverClosedError, MemoryDriver
 from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite_connection import Durability
 from perdure.workflow import (
     Context,
     RunMode,
@@ -127,7 +128,6 @@ class CrashingDriver:
         await self.inner.aclose()
 
 
-class Namespace:
 class SlowDriver:
     """A driver whose batches take a while each, and are applied at the end of it."""
 
@@ -172,10 +172,12 @@ class FaultyDriver:
         raise CommitUnknownError("made unknown by the test")
 
 
+class Namespace:
     """The bytes of one workflow, in memory or in a SQLite file."""
 
-    def __init__(self, kind: DriverKind, directory: Path) -> None:
+    def __init__(self, kind: DriverKind, directory: Path, *, durability: Durability = "full") -> None:
         self.kind = kind
+        self._durability: Durability = durability
         self._path = directory / f"workflow-{next(_numbers)}.sqlite"
         self._data: dict[bytes, bytes] = {}
         self._driver: CrashingDriver | None = None
@@ -193,7 +195,9 @@ class FaultyDriver:
             if self.kind == "memory":
                 inner = MemoryDriver(self._data)
             else:
-                inner = await SqliteDriver.open(self._path, create=not self._path.exists(), commit_in="inline")
+                inner = await SqliteDriver.open(
+                    self._path, create=not self._path.exists(), durability=self._durability, commit_in="inline"
+                )
             self._driver = CrashingDriver(inner)
         return self._driver
 
@@ -477,14 +481,14 @@ __all__ = [
     "CrashingDriver",
     "DriverKind",
     "Exploration",
+    "Fault",
+    "FaultyDriver",
     "Host",
     "MovableClock",
     "Namespace",
     "SimulatedCrashError",
-    "Fault",
-    "FaultyDriver",
+    "SlowDriver",
     "WorkflowFailedError",
     "crashes",
     "host",
 ]
-    "SlowDriver",
