@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+import trio
 from harness import DriverKind, MovableClock
 
 from perdure.actors import Supervisor, open_supervisor
@@ -44,7 +45,7 @@ class WatchedStore:
         written: What was written, in order: `rows`, `create`, `delete`, or `batch`.
         die_at: The process is to die before or after the write of that number, counted from 0.
         watch: Called around each write, with what the mirrors hold at that moment.
-        delay: Awaited before each write and each closing of a driver; for tests that need these to take time.
+        delay_s: How long each write and each closing of a driver takes, in virtual seconds; 0 waits for nothing.
     """
 
     def __init__(self, disk: Disk, inner: Store) -> None:
@@ -54,7 +55,7 @@ class WatchedStore:
         self.is_dead = False
         self.die_at: tuple[int, When] | None = None
         self.watch: Callable[[When], None] | None = None
-        self.delay: Callable[[], Awaitable[None]] | None = None
+        self.delay_s = 0.0
         self._disk = disk
 
     def check(self) -> None:
@@ -83,8 +84,9 @@ class WatchedStore:
 
     async def pause(self) -> None:
         """Take the time that a write takes."""
-        if self.delay is not None:
-            await self.delay()
+        if self.delay_s:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(self.delay_s)
 
     async def acquire(self) -> None:
         self.check()
@@ -189,7 +191,7 @@ class WatchedDriver:
 
     def batch_nowait(self, batch: Batch) -> bool:
         inner = self._inner
-        if self._store.delay is not None or not isinstance(inner, NowaitDriver):
+        if self._store.delay_s or not isinstance(inner, NowaitDriver):
             return False
         self._store.before()
         if not inner.batch_nowait(batch):

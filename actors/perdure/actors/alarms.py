@@ -75,7 +75,7 @@ class AlarmWatch:
         limiter = trio.CapacityLimiter(_AT_ONCE)
         async with trio.open_nursery() as nursery:
             for row in due:
-                if row.workflow_id not in residents.live:
+                if not residents.is_running(row.workflow_id):
                     await limiter.acquire_on_behalf_of(row.workflow_id)
                     nursery.start_soon(self._activate, residents, row.workflow_id, limiter)
 

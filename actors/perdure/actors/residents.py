@@ -105,6 +105,11 @@ class Residents:
                         else:
                             await self._retire_if_idle(actor)
 
+    def is_running(self, workflow_id: str) -> bool:
+        """Whether the workflow's function was begun, and keeps its own time; being looked at is not enough."""
+        actor = self.live.get(workflow_id)
+        return actor is not None and actor.is_started
+
     async def activate(self, workflow_id: str) -> None:
         """Make a workflow live that has something to do; what prevents it becomes its trouble."""
         try:

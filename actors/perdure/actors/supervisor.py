@@ -311,7 +311,7 @@ def _check_same(actor: Actor, definition: Workflow[Any, Any], encoded: bytes) ->
 
 def _equal(one: Any, other: Any) -> bool:
     """Whether two decoded values are the same, types included, whatever the order of their maps."""
-    kind: object = type(one)
+    kind = cast("object", type(one))
     if kind is not type(other):
         return False
     if kind is dict:
