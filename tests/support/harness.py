@@ -23,10 +23,12 @@ import trio
 import trio.testing
 
 from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, DriverClosedError, MemoryDriver
+from perdure.storage.schema import EntryStatus
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import Durability
 from perdure.workflow import (
     Context,
+    HistoryEntry,
     RunMode,
     TrioClock,
     Uuid7Generator,
@@ -228,6 +230,16 @@ class Namespace:
         """What is stored."""
         return await load_snapshot(await self.driver())
 
+    async def entries(self) -> dict[tuple[str | int, ...], HistoryEntry]:
+        """The stored history, by path."""
+        return {entry.path: entry for entry in (await self.snapshot()).entries}
+
+    async def attempts(self, *path: str | int) -> tuple[EntryStatus, int]:
+        """The stored status and attempts of the step at a path."""
+        metadata = (await self.entries())[path].metadata
+        assert metadata is not None, "steps have metadata"
+        return metadata.status, metadata.attempts
+
 
 class MovableClock(TrioClock):
     """Virtual wall-clock time that can also be set, like the clock of a machine; waits look again when it is."""
@@ -357,6 +369,16 @@ class Host:
         if self.handle is not None:
             await self.handle.evict()
             self.handle = None
+
+    async def run_and_leave(self, fn: Function, after_s: float) -> float:
+        """Run the workflow for a time, then evict it or, in yield mode, cancel whoever runs it; the seconds that this took."""
+        async with trio.open_nursery() as runner:
+            runner.start_soon(self.stop, fn)
+            await self.advance(after_s)
+            left_s = trio.current_time()
+            await self.evict()
+            runner.cancel_scope.cancel()
+        return trio.current_time() - left_s
 
     async def advance(self, seconds: float) -> None:
         """Let time pass (under a `MockClock`)."""

@@ -257,13 +257,8 @@ async def test_fifty_shutdowns_during_a_step_do_not_end_the_workflow(
         return await ctx.step("long", long)
 
     for life in range(50):
-        async with host(namespace, mode) as process, trio.open_nursery() as deployment:
-            deployment.start_soon(process.stop, workflow)
-            await process.advance(1)
-            assert await idle_activations(namespace) == 1
-            if process.handle is not None:
-                await process.handle.evict()
-            deployment.cancel_scope.cancel()
+        async with host(namespace, mode) as process:
+            await process.run_and_leave(workflow, 1)
         assert len(begun) == life + 1
         assert await idle_activations(namespace) == 0
         assert (await namespace.snapshot()).state is WorkflowState.RUNNING
