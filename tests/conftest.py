@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from harness import DriverKind, Namespace
 from hypothesis import settings
 
+from perdure.storage.sqlite_connection import Durability
 from perdure.workflow import RunMode
+
+MakeNamespace: TypeAlias = Callable[[], Namespace]
 
 # Two workers share two cores: a deadline would measure the neighbour.
 settings.register_profile("perdure", deadline=None)
@@ -28,13 +33,12 @@ def driver_kind(request: pytest.FixtureRequest) -> DriverKind:
     return request.param
 
 
-@pytest.fixture
-async def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterator[Callable[[], Namespace]]:
-    """Makes empty namespaces on the driver under test; they are closed after the test."""
+@asynccontextmanager
+async def _namespaces(kind: DriverKind, directory: Path, durability: Durability) -> AsyncGenerator[MakeNamespace]:
     made: list[Namespace] = []
 
     def make() -> Namespace:
-        made.append(Namespace(driver_kind, tmp_path))
+        made.append(Namespace(kind, directory, durability=durability))
         return made[-1]
 
     yield make
@@ -43,6 +47,20 @@ async def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterat
 
 
 @pytest.fixture
-async def namespace(make_namespace: Callable[[], Namespace]) -> Namespace:
+async def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterator[MakeNamespace]:
+    """Makes empty namespaces on the driver under test; they are closed after the test."""
+    async with _namespaces(driver_kind, tmp_path, "full") as make:
+        yield make
+
+
+@pytest.fixture
+async def make_quick_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterator[MakeNamespace]:
+    """The same, but they do not wait for the disk: for hundreds of runs that end by the death of the process at worst."""
+    async with _namespaces(driver_kind, tmp_path, "normal") as make:
+        yield make
+
+
+@pytest.fixture
+async def namespace(make_namespace: MakeNamespace) -> Namespace:
     """An empty namespace on the driver under test."""
     return make_namespace()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from harness import DriverKind, MovableClock, Namespace, host
+from harness import MovableClock, Namespace, host
 from moments import MomentDriver, Moments
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -37,12 +36,6 @@ from perdure.workflow import (
 
 OUTPUT = ["paid", "completed", "shipped", [], 12, "at last"]
 EFFECTS = ["pay", "pay", "ship", "count 0", "count 1", "count 2", "flaky", "flaky", "flaky"]
-
-
-@pytest.fixture
-def make_quick_namespace(driver_kind: DriverKind, tmp_path: Path) -> Callable[[], Namespace]:
-    """Makes namespaces that do not wait for the disk: hundreds of runs of some thirty commits each."""
-    return lambda: Namespace(driver_kind, tmp_path, durability="normal")
 
 
 @dataclass
