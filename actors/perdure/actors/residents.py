@@ -79,7 +79,9 @@ class Residents:
             SupervisorClosedError: It does.
         """
         if self.is_closing:
-            raise SupervisorClosedError("the supervisor has left its block, or is leaving it, and takes nothing more; open another")
+            raise SupervisorClosedError(
+                "the supervisor has left its block, or is leaving it, and takes nothing more; open another"
+            )
 
     @asynccontextmanager
     async def using(self, workflow_id: str) -> AsyncGenerator[Actor]:
@@ -296,6 +298,8 @@ class Residents:
             del self.live[actor.workflow_id]
         if actor.error is not None:
             self.troubles[actor.workflow_id] = actor.error
+        elif actor.driver.is_terminal:
+            self.troubles.pop(actor.workflow_id, None)
         if actor.error is not None or actor.driver.is_terminal:
             self._announce(actor.workflow_id)
         elif not self.is_closing:
