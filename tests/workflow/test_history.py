@@ -17,6 +17,7 @@ from perdure.storage.schema import (
     SleepEntry,
     SleepState,
     StepEntry,
+    encode_entry,
 )
 from perdure.storage.values import UNDEFINED
 from perdure.workflow.history import History, Node
@@ -142,6 +143,11 @@ async def test_a_name_is_numbered_once_and_never_renumbered(namespace: Namespace
         (layout.STATE_KEY, b"\xff"),
         (layout.WORKFLOW_TYPE_KEY, b"\xff"),
         (layout.entry_key((0,)), b"\x01\x00"),
+        (layout.entry_key((0,)), encode_entry(Entry("id", (0,), StepEntry(b"\xf6")))),
+        (
+            layout.entry_key((LoopIteration(0, 1),)),
+            encode_entry(Entry("id", (LoopIteration(0, 1),), StepEntry(b"\xf6"))),
+        ),
         (layout.IDLE_ACTIVATIONS_KEY, b"\x01"),
         (layout.FORMAT_VERSION_KEY, b""),
         (layout.FAILURE_CAUSES_KEY, b"\x9f"),
@@ -151,7 +157,7 @@ async def test_a_name_is_numbered_once_and_never_renumbered(namespace: Namespace
 async def test_damaged_bytes_raise_a_decode_error_and_nothing_else(
     namespace: Namespace, key: bytes, value: bytes
 ) -> None:
-    """S15: a reload reads what is there or says that it cannot."""
+    """S15: a reload reads what is there or says that it cannot; an entry whose name is lost is not taken for another's."""
     driver = await namespace.driver()
     await driver.set(key, value)
     with pytest.raises(DecodeError):

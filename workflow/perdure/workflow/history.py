@@ -132,6 +132,9 @@ class History:
         for segment in entry.location:
             following = node.children.get(segment)
             if following is None:
+                number = segment if isinstance(segment, int) else segment.loop
+                if number >= len(self.names):
+                    raise DecodeError(f"entry {entry.id} is at name {number}, which the name registry does not have")
                 following = node.children[segment] = Node()
             node = following
         node.entry = entry
