@@ -336,6 +336,35 @@ class TestEvictAtEveryMoment:
         assert calls == ["begin"]
         await namespace.close()
 
+    @pytest.mark.parametrize("act", ["evict", "cancel"])
+    async def test_an_error_that_comes_out_of_being_stopped_is_not_the_steps(
+        self, act: str, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S32, S33: a step that turns its cancellation into an error has not failed."""
+
+        async def wrapping() -> None:
+            try:
+                await trio.sleep(20)
+            except BaseException as cancelled:
+                raise ConnectionError("the connection broke") from cancelled
+
+        async def order(ctx: Context, _: Any) -> str:
+            await ctx.step("wrapping", wrapping, max_retries=0)
+            return "done"
+
+        async with trio.open_nursery() as nursery:
+            driver = await namespace.driver()
+            handle = await start_workflow(nursery, "w-1", order, None, driver, mode=mode, clock=MovableClock())
+            await wait_all_tasks_blocked()
+            await (handle.evict() if act == "evict" else handle.cancel())
+        snapshot = await namespace.snapshot()
+        assert snapshot.entries == ()
+        assert snapshot.error is None
+        assert snapshot.state is (WorkflowState.RUNNING if act == "evict" else WorkflowState.CANCELLED)
+        if act == "evict":
+            result = await run_workflow("w-1", order, None, await namespace.restart(), mode=mode)
+            assert result.output == "done"
+
     async def test_a_plain_function_is_abandoned_and_its_late_result_ignored(
         self, namespace: Namespace, mode: RunMode
     ) -> None:

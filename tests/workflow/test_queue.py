@@ -149,14 +149,19 @@ class TestWhichMessages:
     ) -> None:
         """S27: consumption and record are one batch."""
 
+        key = layout.message_key(0)
+        on_return: list[bool] = []
+
         async def reading(ctx: Context, _: Any) -> Any:
-            return (await ctx.queue.next("read", timeout=60)).body
+            message = await ctx.queue.next("read", timeout=60)
+            on_return.append(key in await namespace.dump())
+            return message.body
 
         async with host(namespace, mode) as process:
             await process.send("go", 1)
             await process.finish(reading)
+            assert on_return == [False], "durable when the read returns"
             driver = await namespace.driver()
-            key = layout.message_key(0)
             (consuming,) = (batch for batch in driver.batches if key in batch.deletes)
             put = [key for key, _ in consuming.puts]
             assert len([key for key in put if key.startswith(layout.HISTORY_PREFIX)]) == 3

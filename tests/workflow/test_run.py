@@ -125,6 +125,18 @@ class TestEnded:
         again = await self._again(namespace, mode)
         assert again == WorkflowResult(WorkflowState.COMPLETED, output)
 
+    async def test_a_completed_workflow_of_the_reference_engine_is_not_even_adopted(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S34, S16: it has none of our own keys, and gets none."""
+        async with host(namespace, mode) as process:
+            await process.send("go", 5)
+            output = await process.finish(waiting, 1)
+            driver = await namespace.driver()
+            await driver.batch(Batch(delete_prefixes=[layout.OWN_PREFIX]))
+        again = await self._again(namespace, mode)
+        assert again == WorkflowResult(WorkflowState.COMPLETED, output)
+
     async def test_a_failed_workflow_raises_its_error_again(
         self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
     ) -> None:
