@@ -244,6 +244,7 @@ class Disk:
         clock: The machine's clock, virtual.
         store: The store of the life in progress, or of the last one.
         rows, namespaces: Mirrors of what is stored.
+        lives: How many processes have died.
     """
 
     def __init__(self, kind: DriverKind, directory: Path) -> None:
@@ -252,29 +253,31 @@ class Disk:
         self.rows: dict[str, CatalogRow] = {}
         self.namespaces: dict[str, dict[bytes, bytes]] = {}
         self._directory = directory
-        self._lives = 0
+        self.lives = 0
         self._memory = MemoryStore()
         self.store = self._watched()
 
     @property
     def path(self) -> Path:
         """The data directory in use, if it is one."""
-        return self._directory / f"data-{self._lives}"
+        return self._directory / f"data-{self.lives}"
 
     def _watched(self) -> WatchedStore:
-        return WatchedStore(self, self._memory if self.kind == "memory" else FileStore(self.path, commit_in="inline"))
+        return WatchedStore(
+            self,
+            self._memory if self.kind == "memory" else FileStore(self.path, durability="normal", commit_in="inline"),
+        )
 
     def die(self) -> None:
         """The process that has the store dies at this very moment."""
         assert not self.store.is_dead, "it lives"
         self.store.is_dead = True
+        left = self.path
+        self.lives += 1
         if self.kind == "memory":
             self._memory = self._memory.restart()
-        else:
-            left = self.path
-            self._lives += 1
-            if left.exists():
-                shutil.copytree(left, self.path)
+        elif left.exists():
+            shutil.copytree(left, self.path)
 
     def next_store(self) -> WatchedStore:
         """The store of the next process, not yet acquired; the last one was closed, or died."""

@@ -23,6 +23,7 @@ __all__ = ["AlarmWatch"]
 _AT_ONCE: Final = 8
 _ALL: Final = 2**62
 _PAUSE_S: Final = 1.0
+_PAUSE_MAX_S: Final = 30.0
 
 _log = logging.getLogger("perdure.actors")
 
@@ -45,13 +46,16 @@ class AlarmWatch:
     @trio.lowlevel.enable_ki_protection
     async def run(self, residents: Residents) -> None:
         """Recover, then wake, for ever."""
+        pause_s = _PAUSE_S
         while True:
             try:
                 await self._activate_due(residents)
+                pause_s = _PAUSE_S
                 await self._until_next()
             except StorageError as error:
-                _log.warning("the catalog could not be read, so workflows that are due wait: %s", error)
-                await trio.sleep(_PAUSE_S)
+                _log.warning("the catalog fails, so workflows that are due wait %g seconds: %s", pause_s, error)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
     async def _until_next(self) -> None:
         """Wait until a dormant workflow is due, or the next one to be so may be another."""

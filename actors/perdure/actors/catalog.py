@@ -24,10 +24,13 @@ from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
 from perdure.workflow.states import TERMINAL_STATES, WorkflowState
 
-__all__ = ["DELAY_S", "NEVER", "CatalogKeeper", "CatalogedDriver"]
+__all__ = ["DELAY_MAX_S", "DELAY_S", "NEVER", "CatalogKeeper", "CatalogedDriver"]
 
 DELAY_S: Final = 0.2
 """How long a move to later may wait for company, in seconds."""
+
+DELAY_MAX_S: Final = 30.0
+"""The longest pause between two tries, in seconds, while the catalog cannot be written."""
 
 NEVER: Final = 2**64
 """Stands for "no wake" where wakes are compared."""
@@ -63,6 +66,11 @@ class CatalogKeeper:
             self._later.pop(row.workflow_id, None)
             await self._store.put_rows([row])
 
+    async def get(self, workflow_id: str) -> CatalogRow | None:
+        """A workflow's row, as it is or will be once what waits is written."""
+        async with self._lock:
+            return self._later.get(workflow_id) or await self._store.get_row(workflow_id)
+
     def put_later(self, row: CatalogRow) -> None:
         """Write a row some time; until then the catalog's is earlier, which is harmless."""
         self._later[row.workflow_id] = row
@@ -86,14 +94,17 @@ class CatalogKeeper:
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Flush now and then, for ever."""
+        delay_s = DELAY_S
         while True:
             await self._has_later.wait()
-            await trio.sleep(DELAY_S)
+            await trio.sleep(delay_s)
             self._has_later = trio.Event()
             try:
                 await self.flush()
+                delay_s = DELAY_S
             except StorageError as error:  # what could not be written is earlier in the catalog, which is harmless
-                _log.warning("the catalog could not be written, and will be later: %s", error)
+                delay_s = min(2 * delay_s, DELAY_MAX_S)
+                _log.warning("the catalog could not be written; it is tried again in %g seconds: %s", delay_s, error)
                 self._has_later.set()
 
 
@@ -137,6 +148,7 @@ class CatalogedDriver:
 
     def __init__(self, inner: Driver, keeper: CatalogKeeper, row: CatalogRow) -> None:
         self._inner = inner
+        self._batch_nowait = inner.batch_nowait if isinstance(inner, NowaitDriver) else None
         self._keeper = keeper
         self._activation: Activation | None = None
         self._standing = _Standing(row.state, row.next_wake_ms, 0)
@@ -196,15 +208,15 @@ class CatalogedDriver:
 
     def batch_nowait(self, batch: Batch) -> bool:
         """The same without waiting, where the row need not move first."""
-        inner = self._inner
-        if self._activation is None or not isinstance(inner, NowaitDriver):
+        batch_nowait = self._batch_nowait
+        if self._activation is None or batch_nowait is None:
             return False
         standing = self._standing.after(batch)
         wake_ms = standing.wake_ms(wants_mail=self._wants_mail(standing))
         if _order(wake_ms) < _order(self.row.next_wake_ms):
             return False
         self._is_in_doubt = True
-        if inner.batch_nowait(batch):
+        if batch_nowait(batch):
             self._written(standing)
             return True
         self._is_in_doubt = False

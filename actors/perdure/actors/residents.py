@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -26,12 +26,11 @@ from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
 from perdure.workflow.failures import sole_exception
+from perdure.workflow.threads import STEP_THREADS_MAX
 
 __all__ = ["Residents"]
 
 _log = logging.getLogger("perdure.actors")
-
-_STEP_THREADS: Final = 40
 
 
 class Residents:
@@ -68,7 +67,7 @@ class Residents:
         self._on_interrupt = on_interrupt
         self._gates = Gates()
         self._arrivals: dict[str, trio.Event] = {}
-        self._step_limiter = trio.CapacityLimiter(_STEP_THREADS)
+        self._step_limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
 
     # Using actors.
 
@@ -219,7 +218,7 @@ class Residents:
             raise
 
     async def _bring_in(self, workflow_id: str) -> Actor:
-        row = await self._store.get_row(workflow_id)
+        row = await self._keeper.get(workflow_id)
         if row is None:
             raise self.not_found(workflow_id)
         try:
@@ -227,6 +226,7 @@ class Residents:
         except NamespaceNotFoundError as error:
             if error.path is not None:
                 raise  # there was a file, and somebody took it away
+            self._keeper.forget(workflow_id)
             await self._store.delete(workflow_id)
             raise self.not_found(workflow_id) from None
         driver = CatalogedDriver(inner, self._keeper, row)
