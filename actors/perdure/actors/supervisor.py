@@ -161,6 +161,7 @@ class Supervisor:
             on_interrupt=self._interrupt,
         )
         self._block_scope = trio.CancelScope()
+        self._work_scope = trio.CancelScope(shield=True)
         self._interruption: BaseException | None = None
 
     async def spawn(self, workflow: WorkflowLike | str, workflow_id: str, input: object = None) -> WorkflowHandle:
@@ -234,13 +235,9 @@ class Supervisor:
         outcome: BaseException | None = None
         await self._store.acquire()
         try:
-            async with trio.open_nursery() as nursery:
-                self._residents.nursery = nursery
-                nursery.start_soon(self._keeper.run)
-                nursery.start_soon(self._alarms.run, self._residents)
-                if handle_signals:
-                    await nursery.start(self._watch_signals)
+            async with trio.open_nursery() as outer:
                 try:
+                    await self._begin(outer, handle_signals=handle_signals)
                     with self._block_scope:
                         yield
                 except BaseException as error:  # comes out below: inside, the nursery would wrap it in a group
@@ -249,7 +246,7 @@ class Supervisor:
                     await self._shut_down()
                 except KeyboardInterrupt as error:  # a second Ctrl-C: no more grace
                     outcome = error
-                nursery.cancel_scope.cancel()
+                self._work_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await self._close_store()
@@ -257,6 +254,24 @@ class Supervisor:
             raise self._interruption
         if outcome is not None:
             raise outcome
+
+    async def _begin(self, outer: trio.Nursery, *, handle_signals: bool) -> None:
+        is_open = trio.Event()
+        outer.start_soon(self._work, is_open)
+        await is_open.wait()
+        nursery = self._residents.nursery
+        assert nursery is not None, "it is open"
+        nursery.start_soon(self._keeper.run)
+        nursery.start_soon(self._alarms.run, self._residents)
+        if handle_signals:
+            await nursery.start(self._watch_signals)
+
+    async def _work(self, is_open: trio.Event) -> None:
+        """Everything that runs besides the block, shielded: when that is cancelled, running steps get their `grace`, too."""
+        with self._work_scope:
+            async with trio.open_nursery() as self._residents.nursery:
+                is_open.set()
+                await trio.sleep_forever()
 
     def _interrupt(self, error: BaseException) -> None:
         self._interruption = self._interruption or error

@@ -1,0 +1,454 @@
+"""The end of a supervisor's block: in order, in time, and everything can be resumed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import trio
+from disks import Disk
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from perdure.actors import SupervisorClosedError, WorkflowNotFoundError, open_supervisor
+from perdure.workflow import Context, WorkflowState, WorkflowSuspendedError, workflow
+
+PROGRAM = Path(__file__).with_name("program.py")
+effects: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    effects.clear()
+
+
+@workflow(name="worker")
+async def worker(ctx: Context, seconds: float) -> str:
+    async def work() -> str:
+        effects.append("begun")
+        await trio.sleep(seconds)
+        effects.append("done")
+        return "worked"
+
+    worked = await ctx.step("work", work, timeout=0)
+    await ctx.step("next", note, "next")
+    return worked
+
+
+async def note(text: str) -> None:
+    effects.append(text)
+
+
+@workflow(name="waiter")
+async def waiter(ctx: Context, input: Any) -> Any:
+    return (await ctx.queue.next("go")).body
+
+
+class TestOrder:
+    """S49, in virtual time."""
+
+    async def test_a_running_step_finishes_within_grace_and_nothing_is_begun_after_it(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        async with disk.process(worker, waiter, grace=10) as supervisor:
+            await supervisor.spawn(worker, "worker-1", 6)
+            await supervisor.spawn(waiter, "waiter-1")
+            await trio.sleep(1)
+            left_at = trio.current_time()
+        assert trio.current_time() - left_at == pytest.approx(5, abs=0.1)
+        assert effects == ["begun", "done"]
+        async with disk.process(worker, waiter) as supervisor:
+            assert await (await supervisor.get("worker-1")).result() == "worked"
+            handle = await supervisor.get("waiter-1")
+            await handle.message("go", 1)
+            assert await handle.result() == 1
+        assert effects == ["begun", "done", "next"]
+
+    @pytest.mark.parametrize("grace", [0, 3])
+    async def test_a_step_that_takes_longer_is_evicted_and_runs_again(
+        self, disk: Disk, grace: float, autojump_clock: MockClock
+    ) -> None:
+        async with disk.process(worker, grace=grace) as supervisor:
+            await supervisor.spawn(worker, "worker-1", 1000)
+            await trio.sleep(1)
+            left_at = trio.current_time()
+        assert trio.current_time() - left_at == pytest.approx(grace, abs=0.1)
+        assert effects == ["begun"]
+        async with disk.process(worker) as supervisor:
+            assert await (await supervisor.get("worker-1")).result() == "worked"
+        assert effects == ["begun", "begun", "done", "next"]
+
+    async def test_a_step_that_ignores_cancellation_is_waited_for_and_recorded(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S20, S49: shielded code can exceed grace; no hot loop meanwhile."""
+
+        @workflow(name="stubborn")
+        async def stubborn(ctx: Context, input: None) -> str:
+            async def work() -> str:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(100)
+                effects.append("done")
+                return "worked"
+
+            return await ctx.step("work", work, timeout=0)
+
+        steps = 0
+
+        class Counting(trio.abc.Instrument):
+            def before_task_step(self, task: trio.lowlevel.Task) -> None:
+                nonlocal steps
+                steps += 1
+
+        async with disk.process(stubborn, grace=1) as supervisor:
+            await supervisor.spawn(stubborn, "s-1")
+            await trio.sleep(1)
+            left_at = trio.current_time()
+            trio.lowlevel.add_instrument(counting := Counting())
+        trio.lowlevel.remove_instrument(counting)
+        assert trio.current_time() - left_at == pytest.approx(99, abs=0.1)
+        assert steps < 200
+        async with disk.process(stubborn) as supervisor:
+            assert await (await supervisor.get("s-1")).result() == "worked"
+        assert effects == ["done"]
+
+    async def test_a_backoff_and_a_sleep_do_not_hold_it_up(self, disk: Disk, autojump_clock: MockClock) -> None:
+        @workflow(name="retrier")
+        async def retrier(ctx: Context, input: None) -> int:
+            async def attempt() -> int:
+                effects.append("attempt")
+                if len(effects) == 1:
+                    raise OSError("not now")
+                return 1
+
+            return await ctx.step("attempt", attempt, retry_backoff_base=100, retry_backoff_max=100)
+
+        async with disk.process(retrier) as supervisor:
+            await supervisor.spawn(retrier, "r-1")
+            await trio.sleep(1)
+            left_at = trio.current_time()
+        assert trio.current_time() - left_at < 0.1
+        async with disk.process(retrier) as supervisor:
+            assert await (await supervisor.get("r-1")).result() == 1
+        assert trio.current_time() - left_at == pytest.approx(99, abs=0.1), "the retry keeps its time"
+
+
+class Failure(Exception):
+    """The block's own error."""
+
+
+class TestHowItComes:
+    """S49: an exception, a cancellation, Ctrl-C in the block and in a step; each comes out as itself."""
+
+    @pytest.mark.parametrize("error", [Failure, KeyboardInterrupt, SystemExit, GeneratorExit])
+    async def test_an_exception_in_the_block_comes_out_as_it_was(
+        self, disk: Disk, error: type[BaseException], autojump_clock: MockClock
+    ) -> None:
+        raised = error("mine")
+        caught: BaseException | None = None
+        try:
+            async with disk.process(worker, waiter) as supervisor:
+                await supervisor.spawn(worker, "worker-1", 6)
+                await supervisor.spawn(waiter, "waiter-1")
+                await trio.sleep(1)
+                raise raised
+        except BaseException as out:
+            caught = out
+        assert caught is raised
+        assert effects == ["begun", "done"], "it was an orderly end all the same"
+        async with disk.process(worker, waiter) as supervisor:
+            assert await (await supervisor.get("worker-1")).result() == "worked"
+            assert await (await supervisor.get("waiter-1")).get_state() is WorkflowState.SLEEPING
+
+    async def test_a_cancelled_block_ends_in_order_and_the_cancellation_goes_on(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        with trio.move_on_after(2) as scope:
+            async with disk.process(worker) as supervisor:
+                await supervisor.spawn(worker, "worker-1", 6)
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+        assert trio.current_time() == pytest.approx(6, abs=0.1)
+        assert effects == ["begun", "done"]
+        async with disk.process(worker) as supervisor:
+            assert await (await supervisor.get("worker-1")).result() == "worked"
+
+    async def test_a_block_that_is_cancelled_before_it_began_leaves_nothing_behind(self, disk: Disk) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with disk.process(worker, handle_signals=True):
+                await trio.lowlevel.checkpoint()
+                raise AssertionError("it was not cancelled")
+        async with disk.process(worker) as supervisor:
+            await supervisor.spawn(worker, "worker-1", 0)
+
+    @pytest.mark.parametrize("in_nursery", [False, True])
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    async def test_ctrl_c_in_a_step_ends_the_block_and_not_the_workflow(
+        self, disk: Disk, error: type[BaseException], in_nursery: bool, autojump_clock: MockClock
+    ) -> None:
+        is_pressed = True
+
+        async def press() -> None:
+            await trio.sleep(2)
+            if is_pressed:
+                raise error
+
+        @workflow(name="pressed")
+        async def pressed(ctx: Context, input: None) -> str:
+            async def work() -> str:
+                if in_nursery:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(press)
+                else:
+                    await press()
+                return "pressed"
+
+            return await ctx.step("work", work)
+
+        async def live() -> None:
+            async with disk.process(worker, pressed) as supervisor:
+                await supervisor.spawn(worker, "worker-1", 6)
+                await supervisor.spawn(pressed, "p-1")
+                await trio.sleep_forever()
+
+        with pytest.raises(error):
+            await live()
+        assert effects == ["begun", "done"], "the others end in order"
+        is_pressed = False
+        async with disk.process(worker, pressed) as supervisor:
+            assert await (await supervisor.get("p-1")).result() == "pressed"
+            assert await (await supervisor.get("worker-1")).result() == "worked"
+
+    async def test_an_error_of_a_workflow_is_not_the_blocks(self, disk: Disk, autojump_clock: MockClock) -> None:
+        @workflow(name="failing")
+        async def failing(ctx: Context, input: None) -> NoReturn:
+            raise Failure("its own")
+
+        async with disk.process(failing) as supervisor:
+            await supervisor.spawn(failing, "f-1")
+            await trio.sleep(1)
+            assert await (await supervisor.get("f-1")).get_state() is WorkflowState.FAILED
+
+
+class TestClients:
+    """S49: what those hear who ask a supervisor that leaves."""
+
+    @pytest.mark.parametrize("is_dormant", [False, True])
+    async def test_waiters_for_a_result_are_told_that_it_goes_on_later(
+        self, disk: Disk, is_dormant: bool, autojump_clock: MockClock
+    ) -> None:
+        """S49, S51: also a hundred of them."""
+        heard: list[WorkflowSuspendedError] = []
+
+        async def wait(handle: Any) -> None:
+            with pytest.raises(WorkflowSuspendedError) as caught:
+                await handle.result()
+            heard.append(caught.value)
+
+        async with trio.open_nursery() as nursery, disk.process(waiter, worker, grace=5) as supervisor:
+            handles = [await supervisor.spawn(waiter, "waiter-1"), await supervisor.spawn(worker, "worker-1", 1000)]
+            await trio.sleep(1)
+            for handle in handles:
+                if is_dormant:
+                    await handle.evict()
+                for _ in range(50):
+                    nursery.start_soon(wait, handle)
+            await wait_all_tasks_blocked()
+        assert len(heard) == 100
+        assert {(error.workflow_id, error.state) for error in heard} == {
+            ("waiter-1", "sleeping"),
+            ("worker-1", "running"),
+        }
+        assert all("it goes on at the next start" in str(error) for error in heard)
+
+    async def test_who_ends_within_grace_is_heard(self, disk: Disk, autojump_clock: MockClock) -> None:
+        @workflow(name="brief")
+        async def brief(ctx: Context, input: None) -> str:
+            await ctx.step("work", trio.sleep, 3)
+            return "brief"
+
+        results: list[Any] = []
+
+        async def wait(handle: Any) -> None:
+            results.append(await handle.result())
+
+        async with trio.open_nursery() as nursery, disk.process(brief) as supervisor:
+            nursery.start_soon(wait, await supervisor.spawn(brief, "b-1"))
+            await trio.sleep(1)
+        assert results == ["brief"]
+
+    async def test_nothing_is_taken_while_it_leaves(self, disk: Disk, autojump_clock: MockClock) -> None:
+        refused = 0
+
+        async def ask(supervisor: Any, handle: Any) -> None:
+            nonlocal refused
+            await trio.sleep(3)
+            for attempt in (
+                supervisor.spawn(waiter, "late"),
+                supervisor.get("waiter-1"),
+                handle.message("go", 1),
+                handle.wake(),
+                handle.cancel(),
+                handle.evict(),
+                handle.get_state(),
+            ):
+                with pytest.raises(SupervisorClosedError):
+                    await attempt
+                refused += 1
+
+        async with trio.open_nursery() as nursery, disk.process(worker, waiter, grace=10) as supervisor:
+            await supervisor.spawn(worker, "worker-1", 8)
+            nursery.start_soon(ask, supervisor, await supervisor.spawn(waiter, "waiter-1"))
+            await trio.sleep(1)
+        assert refused == 7
+        async with disk.process(worker, waiter) as supervisor:
+            with pytest.raises(WorkflowNotFoundError):
+                await supervisor.get("late")
+            assert await (await supervisor.get("waiter-1")).get_state() is WorkflowState.SLEEPING
+
+    async def test_what_races_with_the_end_is_done_or_refused_never_half(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S45: a spawn, a message or a look at any moment of the end."""
+        spawned: list[str] = []
+        sent: list[str] = []
+        looked = 0
+
+        async def client(supervisor: Any, number: int) -> None:
+            nonlocal looked
+            await trio.sleep(number / 1000)
+            try:
+                await supervisor.spawn(waiter, f"new-{number}")
+                spawned.append(f"new-{number}")
+                handle = await supervisor.get(f"old-{number}")
+                await handle.get_state()
+                looked += 1
+                await handle.message("go", number)
+                sent.append(f"old-{number}")
+                await handle.get_state()
+            except SupervisorClosedError:
+                pass
+
+        async with disk.process(waiter) as supervisor:
+            for number in range(60):
+                await (await supervisor.spawn(waiter, f"old-{number}")).evict()
+        async with trio.open_nursery() as nursery, disk.process(waiter) as supervisor:
+            disk.store.delay_s = 0.005
+            for number in range(60):
+                nursery.start_soon(client, supervisor, number)
+            await trio.sleep(0.03)
+        assert 0 < len(sent) <= looked <= len(spawned) < 60
+        async with disk.process(waiter) as supervisor:
+            await trio.sleep(10)
+            for workflow_id in spawned:
+                assert await (await supervisor.get(workflow_id)).get_state() is WorkflowState.SLEEPING
+            for workflow_id in sent:
+                assert await (await supervisor.get(workflow_id)).get_state() is WorkflowState.COMPLETED
+            assert supervisor.troubles() == {}
+
+
+@contextmanager
+def running(directory: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
+    """The program, ready."""
+    command = [sys.executable, "-X", "dev", "-W", "error", str(PROGRAM), str(directory), mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            seen = ""
+            while (line := process.stdout.readline()) != "ready\n":
+                assert line, f"it ended: {seen}{process.stderr and process.stderr.read()}"
+                seen += line
+            yield process
+        finally:
+            process.kill()
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 20) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
+async def resume(directory: Path, mode: str) -> list[Any]:
+    """What a next process makes of it: the results, and that nothing is locked or in trouble."""
+    from program import SECONDS, spinner, waiter, worker
+
+    SECONDS[mode] = 0.0
+    async with open_supervisor(directory, [worker, waiter, spinner]) as supervisor:
+        handle = await supervisor.get("waiter-1")
+        await handle.message("go", "gone")
+        results = [await handle.result(), await (await supervisor.get("worker-1")).result()]
+        assert supervisor.troubles() == {}
+        return results
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+
+
+class TestSignals:
+    """S49, with real signals to a real process."""
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    async def test_a_handled_signal_ends_in_order_with_its_status(self, tmp_path: Path, number: signal.Signals) -> None:
+        with running(tmp_path / "data", "quick-handled") as process:
+            process.send_signal(number)
+            status, _, err = finish(process)
+        assert (status, err) == (128 + number, "")
+        assert await resume(tmp_path / "data", "quick") == ["gone", "quick"]
+
+    async def test_the_running_step_finishes_and_no_other_begins(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with running(tmp_path / "data", "quick-handled") as process:
+            process.terminate()
+            _, out, _ = finish(process)
+        assert out in ("done\n", ""), "unless it was done before"
+        await resume(tmp_path / "data", "quick")
+        assert capsys.readouterr().out == ("next\n" if out else ""), "it was recorded, and did not run again"
+
+    @pytest.mark.parametrize("how", ["handled", "raised"])
+    async def test_a_second_signal_does_not_wait_for_grace(self, tmp_path: Path, how: str) -> None:
+        with running(tmp_path / "data", f"slow-{how}") as process:
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            status, out, err = finish(process)
+            assert time.monotonic() - began < 10
+        assert (status, out, err) == (130, "", "")
+        assert await resume(tmp_path / "data", "slow") == ["gone", "slow"]
+
+    async def test_a_step_that_ignores_everything_is_ended_by_a_second_signal(self, tmp_path: Path) -> None:
+        with running(tmp_path / "data", "stubborn-handled") as process:
+            process.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.5)
+            process.terminate()
+            status, out, err = finish(process)
+        assert (status, out, err) == (143, "", "")
+        assert await resume(tmp_path / "data", "stubborn") == ["gone", "stubborn"]
+
+    @pytest.mark.parametrize("delay_s", [0.0, 0.011, 0.023, 0.037])
+    async def test_ctrl_c_amid_work_comes_out_as_itself_wherever_it_lands(self, tmp_path: Path, delay_s: float) -> None:
+        with running(tmp_path / "data", "busy-raised") as process:
+            await trio.sleep(delay_s)
+            process.send_signal(signal.SIGINT)
+            status, _, err = finish(process)
+        assert (status, err) == (130, "")
+        from program import spinner
+
+        async with open_supervisor(tmp_path / "data", [spinner], grace=0) as supervisor:
+            await trio.sleep(0.1)
+            assert supervisor.troubles() == {}
+            for number in range(20):
+                handle = await supervisor.get(f"spinner-{number}")
+                assert await handle.get_state() is WorkflowState.RUNNING
