@@ -229,7 +229,8 @@ class Residents:
             self._keeper.forget(workflow_id)
             await self._store.delete(workflow_id)
             raise self.not_found(workflow_id) from None
-        driver = CatalogedDriver(inner, self._keeper, row)
+        # Opened, a file that was mended has its row read anew.
+        driver = CatalogedDriver(inner, self._keeper, await self._keeper.get(workflow_id) or row)
         try:
             activation = await self._load(workflow_id, driver)
             if not activation.is_new:
