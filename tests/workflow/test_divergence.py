@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,39 +27,39 @@ async def effect(value: str) -> str:
     return value
 
 
-async def step(ctx: Context) -> object:
-    return await ctx.step("x", effect, "stepped")
+async def step(ctx: Context, name: str) -> object:
+    return await ctx.step(name, effect, "stepped")
 
 
-async def sleep(ctx: Context) -> object:
-    return (await ctx.sleep_until("x", 0)).value
+async def sleep(ctx: Context, name: str) -> object:
+    return (await ctx.sleep_until(name, 0)).value
 
 
-async def read(ctx: Context) -> object:
-    return (await ctx.queue.next("x", names=["early"])).body
+async def read(ctx: Context, name: str) -> object:
+    return (await ctx.queue.next(name, names=["early"])).body
 
 
-async def read_in_time(ctx: Context) -> object:
-    return (await ctx.queue.next("x", names=["early"], timeout=60)).body
+async def read_in_time(ctx: Context, name: str) -> object:
+    return (await ctx.queue.next(name, names=["early"], timeout=60)).body
 
 
-async def read_too_late(ctx: Context) -> object:
-    return len(await ctx.queue.next_batch("x", names=["never"], timeout=0))
+async def read_too_late(ctx: Context, name: str) -> object:
+    return len(await ctx.queue.next_batch(name, names=["never"], timeout=0))
 
 
-async def loop(ctx: Context) -> object:
+async def loop(ctx: Context, name: str) -> object:
     async def body(inner: Context, total: int) -> Continue[int] | Break[int]:
         await inner.step("work", effect, "worked")
         return Continue(total + 1) if total < 2 else Break(total)
 
-    return await ctx.loop("x", body, 0)
+    return await ctx.loop(name, body, 0)
 
 
 async def nothing(ctx: Context) -> None:
     """What is left when the operation was taken out of the code."""
 
 
-OPERATIONS: dict[str, Operation] = {
+NAMED: dict[str, Callable[[Context, str], Awaitable[Any]]] = {
     "step": step,
     "sleep": sleep,
     "read": read,
@@ -66,12 +67,21 @@ OPERATIONS: dict[str, Operation] = {
     "read too late": read_too_late,
     "loop": loop,
 }
+OPERATIONS: dict[str, Operation] = {name: partial(operation, name="x") for name, operation in NAMED.items()}
 KINDS = {
     "step": "step",
     "sleep": "sleep",
     "read": "message",
     "read in time": "message",
     "read too late": "message",
+    "loop": "loop",
+}
+CALLS = {
+    "step": "step",
+    "sleep": "sleep_until",
+    "read": "queue.next",
+    "read in time": "queue.next",
+    "read too late": "queue.next_batch",
     "loop": "loop",
 }
 
@@ -170,8 +180,26 @@ async def test_another_kind_at_that_place_is_named_and_the_old_code_goes_on(
     assert error.location.startswith(PATHS[place] + "'x")
     assert error.found is not None
     assert KINDS[recorded] in error.found or (recorded.startswith("read ") and "sleep" in error.found)
-    assert error.asked is not None
-    assert KINDS[asked] in error.asked
+    assert error.asked == f"{CALLS[asked]} 'x'"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("asked", OPERATIONS)
+@pytest.mark.parametrize("recorded", OPERATIONS)
+async def test_a_renamed_operation_is_divergence_before_it_runs_and_the_old_code_goes_on(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, recorded: str, asked: str, place: str
+) -> None:
+    """S4: nothing new begins while recorded entries are left: a renamed step would run, and be charged, twice."""
+
+    async def renamed(ctx: Context) -> object:
+        return await NAMED[asked](ctx, "y")
+
+    old = PLACES[place](OPERATIONS[recorded])
+    error = await check_divergence_is_harmless(namespace, mode, old, PLACES[place](renamed))
+    assert error.location.startswith(PATHS[place] + "'x")
+    assert error.found is not None
+    assert KINDS[recorded] in error.found or (recorded.startswith("read ") and "sleep" in error.found)
+    assert error.asked == f"{CALLS[asked]} 'y'"
 
 
 async def test_a_read_that_still_waits_for_its_timeout_cannot_become_a_step(
@@ -197,7 +225,7 @@ async def test_an_exception_before_the_recorded_operation_is_divergence_and_not_
     async def new(ctx: Context, _: object) -> None:
         raise KeyError("a bug of the new code")
 
-    error = await check_divergence_is_harmless(namespace, mode, at_root(step), new)
+    error = await check_divergence_is_harmless(namespace, mode, at_root(OPERATIONS["step"]), new)
     assert error.found == "a step"
     assert isinstance(error.__cause__, KeyError)
 
@@ -219,7 +247,7 @@ async def test_an_exception_in_an_iteration_before_its_recorded_operation_is_div
             return "caught"
         return "not reached"
 
-    error = await check_divergence_is_harmless(namespace, mode, in_iteration(step), new)
+    error = await check_divergence_is_harmless(namespace, mode, in_iteration(OPERATIONS["step"]), new)
     assert error.location == "'outer' > #1 > 'x'"
 
 
@@ -230,24 +258,24 @@ async def test_divergence_cannot_be_caught_by_the_workflow(
 
     async def new(ctx: Context, _: object) -> str:
         try:
-            await sleep(ctx)
+            await sleep(ctx, "x")
         except Exception:
             await ctx.step("on-error", effect, "compensated")
         return "caught"
 
-    error = await check_divergence_is_harmless(namespace, mode, at_root(step), new)
-    assert (error.found, error.asked) == ("a step", "a sleep")
+    error = await check_divergence_is_harmless(namespace, mode, at_root(OPERATIONS["step"]), new)
+    assert (error.found, error.asked) == ("a step", "sleep_until 'x'")
 
 
 async def test_what_diverging_code_had_not_committed_is_not_written_by_a_later_message(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
     """S4: divergence writes nothing, not even with the next message's batch; the old code takes the message and ends."""
-    old = at_root(step)
+    old = at_root(OPERATIONS["step"])
 
     async def new(ctx: Context, _: object) -> None:
         await ctx.step("extra", effect, "ephemeral", ephemeral=True)
-        await sleep(ctx)
+        await sleep(ctx, "x")
 
     async with host(namespace, mode) as process:
         await process.stop(old)

@@ -466,28 +466,58 @@ class TestUserCode:
                 assert await process.finish(right) == "right"
         await namespace.close()
 
-    @pytest.mark.parametrize("operation", ["sleep", "queue.next"])
-    async def test_a_scope_that_fires_while_a_live_workflow_waits_is_a_typed_error_too(
-        self, operation: str, namespace: Namespace, autojump_clock: MockClock
+    @pytest.mark.parametrize("operation", ["sleep", "queue.next", "backoff"])
+    async def test_a_scope_with_a_deadline_around_a_durable_wait_is_the_same_typed_error_in_both_modes(
+        self, operation: str, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
     ) -> None:
-        """S31: in live mode the wait is durable by then, and the same code with a race or a timeout may go on from it."""
+        """S31: at once, whether or not it would fire; nothing is recorded, and code without it goes on."""
+
+        async def failing() -> None:
+            raise ConnectionError("not yet")
+
+        async def wait(ctx: Context) -> Any:
+            if operation == "sleep":
+                return await ctx.sleep("op", 100)
+            if operation == "queue.next":
+                return await ctx.queue.next_batch("op", timeout=100)
+            return await ctx.step("op", failing, retry_backoff_base=100, retry_backoff_max=1000)
 
         async def order(ctx: Context, _: Any) -> str:
-            with trio.move_on_after(1):
-                await (ctx.sleep("op", 100) if operation == "sleep" else ctx.queue.next("op", timeout=100))
+            with trio.move_on_after(1000):
+                await wait(ctx)
             return "not recorded"
 
         async def mended(ctx: Context, _: Any) -> str:
-            await (ctx.sleep("op", 100) if operation == "sleep" else ctx.queue.next_batch("op", timeout=100))
+            if operation != "backoff":
+                await wait(ctx)
             return "mended"
 
-        driver = await namespace.driver()
-        with pytest.raises(UserCancellationError, match="'op'"):
-            await run_workflow("workflow-1", order, None, driver, mode="live", clock=MovableClock())
-        (entry,) = (await namespace.snapshot()).entries
-        assert entry.data["state"] == "pending"
-        async with host(namespace, "live") as process:
+        async with host(namespace, mode) as process:
+            begun = trio.current_time()
+            with pytest.raises(UserCancellationError, match="'op'"):
+                await process.finish(order)
+            assert trio.current_time() == begun
+            assert [entry.path for entry in (await namespace.snapshot()).entries] == []
+            await process.restart()
             assert await process.finish(mended) == "mended"
+
+    async def test_a_scope_around_the_run_may_have_a_deadline_and_move_it(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S31: only the workflow's own scopes count, not those of whoever runs it."""
+
+        async def order(ctx: Context, _: Any) -> str:
+            await ctx.sleep("rest", 100)
+            return "done"
+
+        async def shorten(scope: trio.CancelScope) -> None:
+            await trio.sleep(1)
+            scope.deadline = trio.current_time() + 500
+
+        async with host(namespace, mode) as process, trio.open_nursery() as nursery:
+            with trio.move_on_after(1000) as scope:
+                nursery.start_soon(shorten, scope)
+                assert await process.finish(order) == "done"
 
     async def test_a_scope_of_whoever_runs_the_workflow_is_an_eviction(
         self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness import Namespace, host
+from trio.testing import MockClock
 
 from perdure.workflow import Context, RunMode, WorkflowState
-from trio.testing import MockClock
 
 
 async def order(ctx: Context, order_id: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from perdure.workflow import (
     run_workflow,
     start_workflow,
 )
+from perdure.workflow.activation import Activation
+from perdure.workflow.threads import step_limiter
 
 LONGER_S = 3600.0
 
@@ -408,13 +411,13 @@ async def test_a_step_that_was_cancelled_while_it_waited_for_a_thread_leaves_not
     namespace: Namespace, mode: RunMode, mock_clock: MockClock, stuck: Stuck
 ) -> None:
     """S19: its function never began, so the next activation may begin it as soon as there is a thread."""
-    trio.to_thread.current_default_thread_limiter().total_tokens = 1
+    step_limiter().total_tokens = 1
 
     async def workflow(ctx: Context, _: None) -> str:
         return await ctx.step("starved", stuck)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.to_thread.run_sync, stuck)
+        nursery.start_soon(partial(trio.to_thread.run_sync, stuck, limiter=step_limiter()))
         await stuck.begun(0)
         async with host(namespace, mode) as process:
             async with trio.open_nursery() as activation:
@@ -436,7 +439,7 @@ async def test_threads_of_steps_do_not_starve_the_storage(
     tmp_path: Path, mode: RunMode, mock_clock: MockClock, stuck: Stuck
 ) -> None:
     """S19: with every thread for steps stuck, workflows whose commits go through threads still run to their ends."""
-    limiter = trio.to_thread.current_default_thread_limiter()
+    limiter = step_limiter()
     limiter.total_tokens = 3
 
     async def blocked(ctx: Context, _: None) -> str:
@@ -471,3 +474,30 @@ async def test_threads_of_steps_do_not_starve_the_storage(
     assert states == [WorkflowState.COMPLETED] * 4
     for driver in drivers:
         await driver.aclose()
+
+
+async def test_waiting_for_a_free_thread_is_no_part_of_a_steps_timeout(namespace: Namespace, mode: RunMode) -> None:
+    """S19: a step that has not begun cannot have timed out."""
+    limiter = trio.CapacityLimiter(1)
+    release = threading.Event()
+    begun = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def hold() -> None:
+        token.run_sync_soon(begun.set)
+        release.wait()
+
+    async def workflow(ctx: Context, _: None) -> str:
+        return await ctx.step("plain", lambda: "ran", timeout=0.05)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(trio.to_thread.run_sync, hold, limiter=limiter))
+        await begun.wait()
+        activation = await Activation.load("w", await namespace.driver(), step_limiter=limiter)
+        activation.create("workflow", None)
+        nursery.start_soon(partial(activation.run, workflow, mode=mode))
+        with trio.move_on_after(0.2):
+            await trio.sleep_forever()
+        assert activation.history.state is WorkflowState.RUNNING
+        release.set()
+    assert activation.history.state is WorkflowState.COMPLETED

@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -42,7 +43,7 @@ from perdure.workflow.history import FORMAT_VERSION, History, Node
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Mailbox
 from perdure.workflow.queue import read_message_ids
-from perdure.workflow.scope import Scope
+from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 from perdure.workflow.waits import Parking, Wait, merge
 
@@ -212,12 +213,7 @@ class Activation:
     def note_cancelled(self, name: str, operation: str) -> None:
         """An operation was cancelled: if not by us, then by the workflow's own scope, or from outside; `run` tells which."""
         if self.closing is None:
-            error = UserCancellationError(
-                f"a cancel scope in the workflow's own code ended ctx.{operation}({name!r}, ...); when that happens cannot "
-                "be replayed. Use the timeout= of the operation, or ctx.race with a ctx.sleep",
-                name=name,
-            )
-            self._close(Closing.USER_CANCELLED, error)
+            self._close(Closing.USER_CANCELLED, _user_cancellation(name, operation, "ended"))
 
     def check_may_record(self) -> None:
         """An operation in progress has an outcome: is it to be recorded?
@@ -261,10 +257,17 @@ class Activation:
         if self._replays % _REPLAYS_PER_CHECKPOINT == 0:
             await trio.lowlevel.checkpoint()
 
-    async def park(self, wait: Wait) -> None:
-        """Wait durably. Returns when the wait ended; what was pending at the call is durable then."""
+    async def park(self, wait: Wait, operation: Operation) -> None:
+        """Wait durably. Returns when the wait ended; what was pending at the call is durable then.
+
+        Raises:
+            UserCancellationError: A scope of the user's own with a deadline surrounds the wait. It could fire in one run
+                and not in another, and never would in yield mode.
+        """
         self.check_may_record()
         await trio.lowlevel.checkpoint_if_cancelled()  # by a scope of the user's that has fired, in yield mode too
+        if self._user_deadline() < inf:
+            raise _user_cancellation(operation.name, operation.operation, "is around")
         parking = Parking(wait)
         self._parked[parking] = None
         try:
@@ -284,6 +287,15 @@ class Activation:
             del self._parked[parking]
         if self.history.state is WorkflowState.SLEEPING:
             self.history.apply(WorkflowEvent.RUN)
+
+    def _user_deadline(self) -> float:
+        """The earliest deadline of the scopes that the workflow's own code has opened around the caller."""
+        # For this moment the scopes outside of the run do not count; nothing else runs meanwhile.
+        self._cancel_scope.shield = True
+        try:
+            return trio.current_effective_deadline()
+        finally:
+            self._cancel_scope.shield = False
 
     def _is_quiet(self) -> bool:
         return len(self._parked) == self.live_branches and not any(parking.is_woken for parking in self._parked)
@@ -531,3 +543,11 @@ class Activation:
             _log.warning(
                 "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, error
             )
+
+
+def _user_cancellation(name: str, operation: str, what: str) -> UserCancellationError:
+    return UserCancellationError(
+        f"a cancel scope in the workflow's own code {what} ctx.{operation}({name!r}, ...); whether and when it fires cannot "
+        "be replayed. Use the timeout= of the operation, or ctx.race with a ctx.sleep",
+        name=name,
+    )

@@ -31,6 +31,7 @@ __all__ = [
 NAME_BYTES_MAX: Final = 512
 """Longest name of an entry or a message, in bytes of UTF-8."""
 
+_LABEL_CHARACTERS_MAX: Final = 16 * 1024
 _U64_MAX: Final = 2**64 - 1
 _U32_MAX: Final = 2**32 - 1
 
@@ -89,6 +90,10 @@ def check_message_names(names: object) -> tuple[str, ...] | None:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidArgumentError(f'names= takes a list of message names, not {names!r}; write names=["{names}"]')
     checked = tuple(dict.fromkeys(check_message_name(name) for name in cast("Iterable[object]", names)))
+    if sum(len(name) for name in checked) > _LABEL_CHARACTERS_MAX:
+        raise InvalidArgumentError(
+            f"names= holds over {_LABEL_CHARACTERS_MAX} characters; leave it out to take any message"
+        )
     if not checked:
         raise InvalidArgumentError("names= is empty; name at least one message, or leave it out to take any")
     return checked

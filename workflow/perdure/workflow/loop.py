@@ -55,9 +55,11 @@ async def run_loop(
         if kind.output is not None or metadata.status is EntryStatus.COMPLETED:
             await activation.replayed()
             return None if kind.output is None else decode_value(kind.output)
+        operation.check_is_next()
         loop = _Loop(operation, node, metadata, kind.state, kind.iteration)
         state = decode_value(kind.state)
     else:
+        operation.check_is_next()
         state_data, state = _encode_state(operation, state)
         metadata = EntryMetadata(status=EntryStatus.RUNNING, created_at_ms=activation.clock.now_ms())
         node = operation.create(LoopEntry(state_data, 0, None))

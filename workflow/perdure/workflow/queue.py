@@ -75,17 +75,22 @@ async def run_queue_read(
     activation = scope.activation
     read = operation.name
     recorded = operation.find(MessageEntry, f"{read}:count")
-    deadline, deadline_ms = _deadline(operation, timeout_ms, is_over=recorded is not None)
+    deadline, deadline_ms = _find_deadline(operation)
     if recorded is not None:
         await activation.replayed()
         return _replay(operation, recorded[2])
+    _pass_over_cut(operation)
+    operation.check_is_next()
+    if deadline is None and timeout_ms is not None:
+        deadline_ms = activation.clock.now_ms() + timeout_ms
+        deadline = operation.create(SleepEntry(deadline_ms, SleepState.PENDING), f"{read}:deadline")
     label = "*" if names is None else "|".join(names)
     wanted = None if names is None else frozenset(names)
     while True:
         letters = activation.mailbox.take(names, count)
         is_late = deadline_ms is not None and activation.clock.now_ms() >= deadline_ms
         if not letters and not is_late:
-            await activation.park(Wait(deadline_ms, wanted))
+            await activation.park(Wait(deadline_ms, wanted), operation)
             continue
         activation.progress()
         if deadline is not None and deadline_ms is not None:
@@ -102,20 +107,23 @@ async def run_queue_read(
         return messages
 
 
-def _deadline(operation: Operation, timeout_ms: int | None, *, is_over: bool) -> tuple[Node | None, int | None]:
-    """The entry that says when the read gives up, made if the read is new and has a timeout."""
-    activation = operation.scope.activation
+def _find_deadline(operation: Operation) -> tuple[Node | None, int | None]:
+    """The recorded time at which the read gives up: the first run's, whatever the code says now."""
     name = f"{operation.name}:deadline"
-    if timeout_ms is None and activation.history.known_number(name) is None:
+    if operation.scope.activation.history.known_number(name) is None:
         return None, None
     found = operation.find(SleepEntry, name)
-    if found is not None:
-        node, _, kind = found
-        return node, kind.deadline_ms  # the first run's, also if the code names another timeout now, or none
-    if timeout_ms is None or is_over:
-        return None, None
-    deadline_ms = activation.clock.now_ms() + timeout_ms
-    return operation.create(SleepEntry(deadline_ms, SleepState.PENDING), name), deadline_ms
+    return (None, None) if found is None else (found[0], found[2].deadline_ms)
+
+
+def _pass_over_cut(operation: Operation) -> None:
+    """Messages without a count come from a batch that was cut before it: the read takes them again."""
+    scope = operation.scope
+    for number in list(scope.unvisited):
+        if isinstance(number, int):
+            read, _, index = scope.activation.history.names[number].rpartition(":")
+            if read == operation.name and index.isdecimal():
+                scope.unvisited.discard(number)
 
 
 def _replay(operation: Operation, counted: MessageEntry) -> list[Message]:

@@ -4,7 +4,8 @@
 2. One operation at a time per scope, each awaited before the next is asked for: operations are recorded in the order in
    which they are asked for, and a scope whose operations overlap has no such order. Concurrency is what branches, each
    with a scope of its own, are for.
-3. What is recorded in a scope and was not asked for by its end is divergence.
+3. What is recorded in a scope and was not asked for by its end, or before the code goes on to something new, is divergence.
+   The rejected alternative, to look only at the end, ran a renamed step's function (and recorded it) before it noticed.
 4. A queue read `q` stores its entries under the derived names `q:count`, `q:deadline` and `q:0`, `q:1`, ...; an entry of the
    user's own by one of these names in the same scope is refused, whichever comes first.
 5. A cancellation that is neither ours nor comes from outside the workflow is the workflow's own: a fault (promise 5).
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import trio
 
-from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location, MessageEntry, Segment, SleepEntry
+from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location, Segment
 from perdure.workflow.checks import check_name
 from perdure.workflow.errors import (
     DuplicateNameError,
@@ -184,9 +185,7 @@ class Scope:
                 in_progress=self._busy,
             )
         if self.unvisited:
-            number = min(number for number in self.unvisited if isinstance(number, int))
-            name = self.activation.history.names[number]
-            found = _describe_node(self.node.children[number])
+            name, found = self.describe_unvisited()
             ended = "ended" if cause is None else f"ended with {type(cause).__name__}"
             raise HistoryDivergedError(
                 f"history holds {found} {name!r} at {self.path_text()}, but the code {ended} without asking for it; restore "
@@ -195,6 +194,11 @@ class Scope:
                 found=found,
                 asked=None,
             ) from cause
+
+    def describe_unvisited(self) -> tuple[str, str]:
+        """Name and kind of the recorded entry that the code was to ask for first."""
+        number = min(number for number in self.unvisited if isinstance(number, int))
+        return self.activation.history.names[number], _describe_node(self.node.children[number])
 
 
 def _describe_node(node: Node) -> str:
@@ -215,12 +219,12 @@ class Operation:
         name: What it was called.
     """
 
-    __slots__ = ("_number", "_operation", "name", "scope")
+    __slots__ = ("_number", "name", "operation", "scope")
 
     def __init__(self, scope: Scope, name: str, operation: OperationName) -> None:
         self.scope: Scope = scope
         self.name: str = name
-        self._operation: OperationName = operation
+        self.operation: OperationName = operation
         self._number: int | None = None
 
     def __enter__(self) -> Operation:
@@ -230,8 +234,8 @@ class Operation:
         if activation.closing is not None:
             raise SuspendSignal
         try:
-            check_name(self.name, self._operation)
-            self.scope.claim(self.name, self._operation)
+            check_name(self.name, self.operation)
+            self.scope.claim(self.name, self.operation)
         except FaultError as error:
             activation.fault(error)
             raise
@@ -246,7 +250,7 @@ class Operation:
         if isinstance(error, FaultError):
             self.scope.activation.fault(error)
         elif _is_cancellation(error):
-            self.scope.activation.note_cancelled(self.name, self._operation)
+            self.scope.activation.note_cancelled(self.name, self.operation)
 
     def find(self, kind: type[KindT], name: str | None = None) -> tuple[Node, Entry, KindT] | None:
         """The recorded entry of this operation, or of one of its derived names; counts as asking for it.
@@ -259,38 +263,30 @@ class Operation:
         scope.unvisited.discard(number)
         node = scope.node.children.get(number)
         if node is None:
-            if scope.unvisited:
-                self._check_place(KIND_NAMES[kind], is_read=name is not None)
             return None
         entry = node.entry
         if entry is None or type(entry.kind) is not kind:
-            raise self._other_kind(name or self.name, node, KIND_NAMES[kind])
+            raise self._diverged(name or self.name, _describe_node(node), "where the code asks for")
         return node, entry, entry.kind
 
-    def _check_place(self, asked: str, *, is_read: bool) -> None:
-        """A queue read has its place in derived names only: what is new must not be where one was, nor the reverse."""
-        scope = self.scope
-        for name in (self.name,) if is_read else (f"{self.name}:count", f"{self.name}:deadline"):
-            number = scope.activation.history.known_number(name)
-            if number is not None and number in scope.unvisited:
-                node = scope.node.children[number]
-                if self._is_part_of_read(name, node) != is_read:
-                    raise self._other_kind(name, node, asked)
+    def check_is_next(self) -> None:
+        """Nothing new may begin while the scope holds recorded entries that the code did not ask for: it never will.
 
-    def _is_part_of_read(self, name: str, node: Node) -> bool:
-        entry = node.entry
-        if entry is None or not isinstance(entry.kind, SleepEntry):
-            return entry is not None and isinstance(entry.kind, MessageEntry)
-        return name.endswith(":deadline") and not self.scope.activation.history.detail(entry.id).get("sleep")
+        Raises:
+            HistoryDivergedError: There are such entries.
+        """
+        if self.scope.unvisited:
+            name, found = self.scope.describe_unvisited()
+            raise self._diverged(name, found, "and the code, not having asked for it, goes on to")
 
-    def _other_kind(self, name: str, node: Node, asked: str) -> HistoryDivergedError:
-        found = _describe_node(node)
+    def _diverged(self, name: str, found: str, how: str) -> HistoryDivergedError:
+        asked = f"{self.operation} {self.name!r}"
         return HistoryDivergedError(
-            f"history holds {found} {name!r} at {self.scope.path_text()}, where the code asks for a {asked}; restore the "
-            "operation that was there, or give the new one another name",
+            f"history holds {found} {name!r} at {self.scope.path_text()}, {how} {asked}; restore the operation that was there "
+            "(a renamed one is another one)",
             location=self.scope.path_text(name),
             found=found,
-            asked=f"a {asked}",
+            asked=asked,
         )
 
     def _number_of(self, name: str | None) -> int:

@@ -26,14 +26,16 @@ async def run_sleep(operation: Operation, deadline_ms: int) -> SleepOutcome:
                 await activation.commit()  # wake() may still be writing it
             await activation.replayed()
             return _OUTCOMES[kind.state]
+        operation.check_is_next()
         deadline_ms = kind.deadline_ms
     else:
+        operation.check_is_next()
         node = operation.create(SleepEntry(deadline_ms, SleepState.PENDING))
         if operation.name.endswith(":deadline"):
             # Its name looks like that of a queue read's deadline, which wake() leaves alone.
             activation.history.put_detail(_entry_id(node), {"sleep": True})
     while activation.clock.now_ms() < deadline_ms:
-        await activation.park(Wait(deadline_ms, wakeable=True))
+        await activation.park(Wait(deadline_ms, wakeable=True), operation)
         if (state := _state(node)) is not SleepState.PENDING:
             await activation.commit()  # wake() recorded it; if the deadline came meanwhile, it may still be writing
             return _OUTCOMES[state]

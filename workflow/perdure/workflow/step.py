@@ -186,6 +186,7 @@ async def run_step(operation: Operation, fn: Callable[..., Any], args: tuple[Any
     history = activation.history
     found = operation.find(StepEntry)
     if found is None:
+        operation.check_is_next()
         return await _Attempts(operation, activation, fn, args, options, None, EntryMetadata()).run()
     node, entry, kind = found
     if kind.output is not None:
@@ -198,6 +199,7 @@ async def run_step(operation: Operation, fn: Callable[..., Any], args: tuple[Any
     if metadata.status is EntryStatus.EXHAUSTED:
         await activation.replayed()
         raise _recorded_failure(activation, operation.name, entry, kind, metadata)
+    operation.check_is_next()
     return await _Attempts(operation, activation, fn, args, options, node, metadata).run()
 
 
@@ -261,7 +263,7 @@ class _Attempts:
                     raise await self._give_up("exhausted", self._last_error())
                 retry_at_ms = options.retry_at_ms(metadata)
                 if self._activation.clock.now_ms() < retry_at_ms:
-                    await self._activation.park(Wait(retry_at_ms, wakeable=True))
+                    await self._activation.park(Wait(retry_at_ms, wakeable=True), self._operation)
                     continue  # wake() may have made it due
                 self._activation.hold_steps()  # the failure is durable before the next attempt, also without a pause
             outcome = await self._attempt()
@@ -280,14 +282,21 @@ class _Attempts:
             metadata.status = EntryStatus.RUNNING
             self._record(StepEntry(None, None))
         await activation.begin_step(at_most_once=options.at_most_once)
-        await trio.lowlevel.checkpoint_if_cancelled()  # nor one that was stopped during that commit
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()  # nor one that was stopped during that commit
+        except trio.Cancelled:
+            if options.at_most_once:  # it is known not to have run
+                self._number -= 1
+                metadata.status = EntryStatus.PENDING
+                self._record(StepEntry(None, None))
+            raise
         error: Exception | None = None
         value: Any = None
-        timer = trio.CancelScope(deadline=self._deadline())
+        timer = trio.CancelScope(deadline=self._deadline() if self._is_async else inf)
         token = _current_step.set(self._info())
         try:
             with timer:
-                value = await self._call()
+                value = await (self._fn(*self._args) if self._is_async else self._call_in_thread(timer))
         except Exception as raised:  # also what is left of a group once the timer has taken its cancellations out
             error = raised
         finally:
@@ -310,10 +319,17 @@ class _Attempts:
     def _path(self) -> tuple[str | int, ...]:
         return (*self._activation.history.path_of(self._operation.scope.location), self._operation.name)
 
-    async def _call(self) -> Any:
-        if self._is_async:
-            return await self._fn(*self._args)
-        value = await run_in_thread(self._fn, self._args, key=self._thread_key(), limiter=self._activation.step_limiter)
+    async def _call_in_thread(self, timer: trio.CancelScope) -> Any:
+        def start_timer() -> None:  # waiting for a free thread does not count
+            timer.deadline = self._deadline()
+
+        value = await run_in_thread(
+            self._fn,
+            self._args,
+            key=self._thread_key(),
+            limiter=self._activation.step_limiter,
+            on_begun=start_timer,
+        )
         if inspect.iscoroutine(value):
             value.close()
             error = InvalidArgumentError(

@@ -14,7 +14,10 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-__all__ = ["ThreadKey", "run_in_thread", "wait_for_abandoned"]
+__all__ = ["STEP_THREADS_MAX", "ThreadKey", "run_in_thread", "step_limiter", "wait_for_abandoned"]
+
+STEP_THREADS_MAX: Final = 40
+"""How many plain functions of steps run at once, unless a limiter is given."""
 
 ThreadKey: TypeAlias = tuple[bytes, tuple[str | int, ...]]
 """Which step of which workflow: its seed, and the step's path."""
@@ -50,13 +53,15 @@ class _Thread:
 class _Slot:
     """A limiter that notes whether the thread was begun: before that, cancellation leaves nothing behind."""
 
-    def __init__(self, limiter: trio.CapacityLimiter) -> None:
+    def __init__(self, limiter: trio.CapacityLimiter, on_begun: Callable[[], None]) -> None:
         self._limiter = limiter
+        self._on_begun = on_begun
         self.is_begun = False
 
     async def acquire_on_behalf_of(self, borrower: Any) -> None:
         await self._limiter.acquire_on_behalf_of(borrower)
         self.is_begun = True
+        self._on_begun()
 
     def release_on_behalf_of(self, borrower: Any) -> None:
         self._limiter.release_on_behalf_of(borrower)
@@ -66,10 +71,36 @@ _abandoned: Final[dict[ThreadKey, _Thread]] = {}
 _abandoned_lock: Final = threading.Lock()
 
 
+_limiter: Final[trio.lowlevel.RunVar[trio.CapacityLimiter]] = trio.lowlevel.RunVar("perdure.workflow.step_limiter")
+
+
+def step_limiter() -> trio.CapacityLimiter:
+    """The limit on threads of steps in this Trio run, where no other was given."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
+        _limiter.set(limiter)
+        return limiter
+
+
 async def run_in_thread(
-    fn: Callable[..., Any], args: tuple[Any, ...], *, key: ThreadKey, limiter: trio.CapacityLimiter | None
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    key: ThreadKey,
+    limiter: trio.CapacityLimiter | None,
+    on_begun: Callable[[], None],
 ) -> Any:
-    """Call the function in a worker thread. Cancellation returns at once and abandons the thread."""
+    """Call the function in a worker thread. Cancellation returns at once and abandons the thread.
+
+    Args:
+        fn: A plain function.
+        args: Its arguments.
+        key: Which step it is for.
+        limiter: How many such threads there may be; `step_limiter()` unless given.
+        on_begun: Called when a thread was free: until then the step has not begun.
+    """
     thread = _Thread()
 
     def call() -> tuple[Any]:
@@ -81,7 +112,7 @@ async def run_in_thread(
                     del _abandoned[key]
             thread.finish()
 
-    slot = _Slot(limiter or trio.to_thread.current_default_thread_limiter())
+    slot = _Slot(limiter or step_limiter(), on_begun)
     with _abandoned_lock:
         _abandoned[key] = thread
     try:

@@ -46,7 +46,7 @@ class Break(Generic[T_co]):
     value: T_co
 
 
-class SleepOutcome(enum.Enum):
+class SleepOutcome(enum.StrEnum):
     """How a sleep ended."""
 
     COMPLETED = "completed"
