@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from harness import Namespace, TrioClock, host
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.storage import Batch, DecodeError, FormatVersionError, MemoryDriver, decode_value, layout
 from perdure.workflow import (
@@ -391,6 +391,7 @@ def test_the_same_clock_and_ids_give_the_same_bytes() -> None:
         async with trio.open_nursery() as nursery:
             ids = Uuid7Generator(clock, random.Random(seed))
             handle = await start_workflow(nursery, "w-1", waiting, 1, MemoryDriver(data), clock=clock, ids=ids)
+            await wait_all_tasks_blocked()  # else the scheduler chooses what comes first
             await handle.message("go", 2)
             await handle.result()
         return data

@@ -21,7 +21,16 @@ from typing import Any, Final, TypeAlias
 
 from perdure.storage.errors import DecodeError, EncodeError
 
-__all__ = ["KEY_NESTING_MAX", "KeyDecodeError", "KeyEncodeError", "KeyPart", "pack", "prefix_end", "unpack"]
+__all__ = [
+    "KEY_NESTING_MAX",
+    "KeyDecodeError",
+    "KeyEncodeError",
+    "KeyPart",
+    "pack",
+    "pack_index",
+    "prefix_end",
+    "unpack",
+]
 
 KeyPart: TypeAlias = "int | str | bytes | tuple[KeyPart, ...]"
 """One element of a key."""
@@ -78,6 +87,11 @@ def pack(parts: tuple[KeyPart, ...]) -> bytes:
         else:
             pieces.append(_pack_scalar(part, (position,)))
     return b"".join(pieces)
+
+
+def pack_index(index: int) -> bytes:
+    """`pack((index,))` for a small number, of which most parts of the engine's keys are; 0 to 2**16 - 1."""
+    return _SMALL_INTS[index] if index < 256 else _TWO_BYTES + index.to_bytes(2, "big")
 
 
 def unpack(data: bytes) -> tuple[KeyPart, ...]:

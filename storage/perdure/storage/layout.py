@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from perdure.storage.errors import DecodeError, EncodeError
-from perdure.storage.keys import KeyDecodeError, KeyEncodeError, KeyPart, pack, unpack
+from perdure.storage.keys import KeyDecodeError, KeyEncodeError, KeyPart, pack, pack_index, unpack
 from perdure.storage.schema import U32_MAX, Location, LoopIteration, Segment
 
 __all__ = [
@@ -149,11 +149,13 @@ class NumberDecodeError(DecodeError):
 
 def name_key(index: int) -> bytes:
     """Key of a registered name, by its index (0 to 2**32 - 1)."""
-    return NAMES_PREFIX + pack((index,))
+    return NAMES_PREFIX + (pack_index(index) if 0 <= index < 65536 else pack((index,)))
 
 
 def entry_key(location: Location) -> bytes:
     """Key of the history entry at a location. It is also the prefix of everything below that entry."""
+    if len(location) == 1 and type(index := location[0]) is int and 0 <= index < 65536:
+        return HISTORY_PREFIX + pack_index(index)  # the usual case
     return HISTORY_PREFIX + pack(location)
 
 

@@ -110,7 +110,7 @@ class Activation:
         self.is_running: bool = False
         self.is_draining: bool = False
         self._error: BaseException | None = None
-        self._committer = Committer(driver, history.pending)
+        self._committer = Committer(driver, history.pending, is_alone=True)
         self._cancel_scope = trio.CancelScope()
         self._parked: dict[Parking, None] = {}
         self._has_progressed = False
@@ -309,6 +309,7 @@ class Activation:
             WorkflowEndedError: The workflow is terminal.
             EncodeError: The body cannot be stored.
         """
+        await trio.lowlevel.checkpoint()
         check_message_name(name)
         data = encode_value(body, bytes_max=self.user_bytes_max, what=f"the body of message {name!r}")
         if message_id is not None:
@@ -347,6 +348,7 @@ class Activation:
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, in one batch. Without effect where nothing sleeps."""
+        await trio.lowlevel.checkpoint()
         history = self.history
         if history.state.is_terminal:
             return
@@ -407,6 +409,7 @@ class Activation:
         Returns:
             Whether it was failed; otherwise nothing changes.
         """
+        await trio.lowlevel.checkpoint()
         history = self.history
         if history.state is not WorkflowState.FAILED:
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from types import FunctionType
 from typing import Final, cast
 
 from perdure.storage import Driver
@@ -37,6 +38,8 @@ _U32_MAX: Final = 2**32 - 1
 
 
 def _check_text(text: object, what: str, example: str, bytes_max: int | None) -> str:
+    if type(text) is str and text.isascii() and 0 < len(text) <= (bytes_max or _U32_MAX):
+        return text  # the usual case
     if not isinstance(text, str):
         raise InvalidArgumentError(f"{what} must be text, not {type(text).__name__}; write for example {example}")
     if not text:
@@ -175,6 +178,8 @@ def check_methods(thing: object, methods: tuple[str, ...], what: str, example: s
 
 def check_function(fn: object, what: str, example: str) -> Callable[..., object]:
     """Something callable; a coroutine object gets its own explanation."""
+    if type(fn) is FunctionType:
+        return fn  # the usual case
     if hasattr(fn, "__await__"):
         close = getattr(fn, "close", None)
         if close is not None:

@@ -9,16 +9,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 
 from perdure.storage import Batch, BatchRefusedError, Driver, NowaitDriver, commit_batch
 from perdure.workflow.pending import Pending
 
-__all__ = ["Committer"]
+__all__ = ["COMMITS_PER_TURN", "Committer"]
+
+COMMITS_PER_TURN: Final = 8
+"""How many commits a lone branch makes before it lets others run: a turn of the scheduler costs about half a step."""
 
 
 class Committer:
     """Writes one workflow's pending changes.
+
+    Args:
+        driver: Where to.
+        pending: What.
+        is_alone: Whether only one branch records: then there is nobody to share a batch with.
 
     Attributes:
         durable_version: The version of `pending` up to which everything is durable.
@@ -26,7 +36,9 @@ class Committer:
         broken: The error after which nothing more is written, if there was one.
     """
 
-    def __init__(self, driver: Driver, pending: Pending) -> None:
+    def __init__(self, driver: Driver, pending: Pending, *, is_alone: bool = False) -> None:
+        self.is_alone: bool = is_alone
+        self._commits_in_turn = 0
         self._driver = driver
         self._pending = pending
         self._batch_nowait = driver.batch_nowait if isinstance(driver, NowaitDriver) and driver.atomic_batch else None
@@ -43,13 +55,15 @@ class Committer:
     async def commit(self) -> None:
         """Return once everything recorded before the call is durable.
 
-        A scheduling point, but cancellation does not interrupt it.
+        A scheduling point, for a lone branch at least every `COMMITS_PER_TURN` times. Cancellation does not interrupt it.
 
         Raises:
             BatchRefusedError: Nothing was written; everything is pending still.
             StorageError: Whether it was written is unknown.
         """
         target = self._pending.version
+        if self.is_alone and self.durable_version < target and self._write_nowait():
+            return
         while self.durable_version < target:
             if self.broken is not None:
                 raise self.broken
@@ -58,6 +72,7 @@ class Committer:
                     await self._writing.wait()
                 continue
             writing = self._writing = trio.Event()
+            self._commits_in_turn = 0
             try:
                 # One turn of the scheduler: whoever finishes in it joins this batch.
                 await trio.lowlevel.cancel_shielded_checkpoint()
@@ -65,6 +80,31 @@ class Committer:
             finally:
                 self._writing = None
                 writing.set()
+
+    def _write_nowait(self) -> bool:
+        """Write what is pending here and now, if nothing speaks against it; returns whether it did."""
+        if self._batch_nowait is None or self._writing is not None or self.broken is not None:
+            return False
+        self._commits_in_turn += 1
+        if self._commits_in_turn >= COMMITS_PER_TURN:
+            return False
+        version = self._pending.version
+        batch = self._pending.take()
+        is_written = False
+        try:
+            is_written = self._batch_nowait(batch)
+        except BatchRefusedError:
+            raise
+        except BaseException as error:
+            self.broken = error
+            raise
+        finally:
+            if not is_written and self.broken is None:
+                self._pending.put_back(batch)
+        if is_written:
+            self.commits += 1
+            self.durable_version = version
+        return is_written
 
     async def commit_alone(self, batch: Batch) -> None:
         """Write this batch, and nothing of what is pending; for what is to be said of a run whose records are not to be kept.

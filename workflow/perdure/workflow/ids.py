@@ -48,15 +48,21 @@ class Uuid7Generator:
 
     def next_id(self) -> str:
         """A new id, larger as text than every earlier one, also when the clock was set back."""
-        # The top bit of the random part starts as 0, so that counting up within a millisecond does not overflow.
-        value = (self._clock.now_ms() << _RANDOM_BITS) | self._source.getrandbits(_RANDOM_BITS - 1)
-        if value <= self._last:
+        now_ms = self._clock.now_ms()
+        if now_ms > self._last >> _RANDOM_BITS:
+            # The top bit of the random part starts as 0, so that counting up within a millisecond does not overflow.
+            value = (now_ms << _RANDOM_BITS) | self._source.getrandbits(_RANDOM_BITS - 1)
+        else:
             value = self._last + 1
         self._last = value
-        low = value & ((1 << 62) - 1)
-        high = value >> 62
-        digits = f"{((high >> 12) << 16) | 0x7000 | (high & 0xFFF):016x}{(0b10 << 62) | low:016x}"
-        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        time_ms = value >> _RANDOM_BITS
+        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - made for every entry, and this is quickest
+            time_ms >> 16,
+            time_ms & 0xFFFF,
+            (value >> 62) & 0xFFF,
+            0x8000 | ((value >> 48) & 0x3FFF),
+            value & 0xFFFFFFFFFFFF,
+        )
 
     def start_after(self, entry_id: str) -> None:
         """Make all further ids larger than this one, if it is a version 7 UUID; ignore it otherwise."""

@@ -69,7 +69,7 @@ class Pending:
         alarm, self._alarm = self._alarm, None
         return Batch(
             puts=list(puts.items()),
-            deletes=[key for key in deletes if key not in puts],
+            deletes=[key for key in deletes if key not in puts] if deletes else [],
             delete_prefixes=prefixes,
             delete_ranges=ranges,
             alarm=alarm,

@@ -78,8 +78,8 @@ class Scope:
         self.unvisited: set[Segment] = set(node.children)
         self.inner: Scope | None = None
         self.is_closed: bool = False
-        self._busy: str | None = None
-        self._unawaited: tuple[Coroutine[Any, Any, Any], str] | None = None
+        self._busy: tuple[OperationName, str] | None = None
+        self._unawaited: tuple[Coroutine[Any, Any, Any], OperationName, object] | None = None
         self._names: dict[str, str] = {}
         self._queues: set[str] = set()
         self._derived: dict[str, str] = {}
@@ -111,14 +111,15 @@ class Scope:
             call.close()
             self.activation.fault(error)
             raise
-        self._unawaited = call, f"{operation} {name!r}"
+        self._unawaited = call, operation, name
         return call
 
     def _check_awaited(self) -> None:
         if self._unawaited is None:
             return
-        (call, what), self._unawaited = self._unawaited, None
+        (call, operation, name), self._unawaited = self._unawaited, None
         call.close()
+        what = f"{operation} {name!r}"
         raise OperationInProgressError(
             f"ctx.{what} at {self.path_text()} was called but not awaited, so it never ran; write `await ctx....`",
             name=what,
@@ -135,10 +136,10 @@ class Scope:
             )
         if self._busy is not None:
             raise OperationInProgressError(
-                f"{operation} {name!r} was started while {self._busy} is in progress at {self.path_text()}; await each "
-                "operation before the next one, and use branches for what is to run at once",
+                f"{operation} {name!r} was started while {self._busy_text()} is in progress at {self.path_text()}; await "
+                "each operation before the next one, and use branches for what is to run at once",
                 name=name,
-                in_progress=self._busy,
+                in_progress=self._busy_text(),
             )
         earlier = self._names.get(name)
         if earlier is not None:
@@ -156,7 +157,7 @@ class Scope:
                 raise self._alias(match[1], name)
             self._derived.setdefault(match[1], name)
         self._names[name] = operation
-        self._busy = f"{operation} {name!r}"
+        self._busy = operation, name
 
     def _alias(self, queue: str, name: str) -> DuplicateNameError:
         return DuplicateNameError(
@@ -164,6 +165,9 @@ class Scope:
             f"{self.path_text()} has; rename one of them",
             name=name,
         )
+
+    def _busy_text(self) -> str:
+        return "nothing" if self._busy is None else f"{self._busy[0]} {self._busy[1]!r}"
 
     def release(self) -> None:
         """The operation in progress is over."""
@@ -180,9 +184,9 @@ class Scope:
         self._check_awaited()
         if self._busy is not None:
             raise OperationInProgressError(
-                f"the function at {self.path_text()} ended while {self._busy} was in progress; await every operation",
+                f"the function at {self.path_text()} ended while {self._busy_text()} was in progress; await every operation",
                 name="",
-                in_progress=self._busy,
+                in_progress=self._busy_text(),
             )
         if self.unvisited:
             name, found = self.describe_unvisited()

@@ -89,7 +89,7 @@ class StepInfo:
         return str(UUID(bytes=bytes(digest)))
 
 
-_current_step: ContextVar[StepInfo] = ContextVar("perdure_current_step")
+_current_step: ContextVar[_Attempts] = ContextVar("perdure_current_step")
 
 
 def current_step() -> StepInfo:
@@ -98,12 +98,12 @@ def current_step() -> StepInfo:
     Raises:
         MisuseError: It is called outside of a step.
     """
-    info = _current_step.get(None)
-    if info is None:
+    attempts = _current_step.get(None)
+    if attempts is None:
         raise MisuseError(
             "current_step() was called outside of a step; call it in the function that you give to ctx.step"
         )
-    return info
+    return attempts.info()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class _Attempts:
         error: Exception | None = None
         value: Any = None
         timer = trio.CancelScope(deadline=self._deadline() if self._is_async else inf)
-        token = _current_step.set(self._info())
+        token = _current_step.set(self)
         try:
             with timer:
                 value = await (self._fn(*self._args) if self._is_async else self._call_in_thread(timer))
@@ -312,7 +312,8 @@ class _Attempts:
     def _deadline(self) -> float:
         return trio.current_time() + self._options.timeout if self._options.timeout else inf
 
-    def _info(self) -> StepInfo:
+    def info(self) -> StepInfo:
+        """What the function may know of its step; made when asked for, as few ask."""
         history = self._activation.history
         return StepInfo(history.workflow_id, self._operation.name, self._path(), self._number, history.seed or b"")
 
