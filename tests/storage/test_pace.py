@@ -21,7 +21,17 @@ def never_asked() -> bool:
 
 def test_short_work_runs_in_place_only_while_nobody_waits():
     pace = Pace(alone_s=0.002, crowded_s=0.0)
+    assert not pace.runs_in_place(somebody)
     assert pace.runs_in_place(nobody)
+
+
+def test_that_nobody_waits_is_believed_for_a_few_more_pieces_of_work_and_then_asked_again():
+    pace = Pace(alone_s=0.002, crowded_s=0.0)
+    assert pace.runs_in_place(nobody)
+    believed = 0
+    while pace.runs_in_place(somebody):
+        believed += 1
+    assert 1 <= believed <= 8
     assert not pace.runs_in_place(somebody)
 
 

@@ -81,8 +81,10 @@ class Activation:
     Attributes:
         history: What is recorded.
         mailbox: What waits to be read.
+        user_bytes_max: Largest user value, encoded, in bytes.
         closing: Why it is over, or `None` while it is not.
         waiting: What it waits for, once parked.
+        must_commit_before_step: Whether `begin_step` must be awaited before a new step function runs.
         failure: The exception that failed it, if that happened in this process.
     """
 
@@ -102,6 +104,7 @@ class Activation:
         self.clock = clock
         self.ids = ids
         self.step_limiter = step_limiter
+        self.user_bytes_max: int = driver.value_bytes_max - USER_OVERHEAD_BYTES
         self.closing: Closing | None = None
         self.waiting: Wait | None = None
         self.failure: BaseException | None = None
@@ -115,7 +118,7 @@ class Activation:
         self._parked: dict[Parking, None] = {}
         self._has_progressed = False
         self._has_begun_steps = False
-        self._must_commit_before_steps = False
+        self.must_commit_before_step: bool = True
         self._replays = 0
 
     @classmethod
@@ -152,11 +155,6 @@ class Activation:
         return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter)
 
     # Creation and storage.
-
-    @property
-    def user_bytes_max(self) -> int:
-        """Largest user value, encoded, in bytes."""
-        return self.driver.value_bytes_max - USER_OVERHEAD_BYTES
 
     @property
     def is_new(self) -> bool:
@@ -236,19 +234,17 @@ class Activation:
 
     def hold_steps(self) -> None:
         """What was just recorded must be durable before a step function runs (a parent before its children)."""
-        self._must_commit_before_steps = True
+        self.must_commit_before_step = True
 
-    async def begin_step(self, *, at_most_once: bool) -> None:
-        """Called before a new step function runs, once what must precede it is recorded."""
+    async def begin_step(self) -> None:
+        """Make durable what must precede a new step function; for the first one, that the workflow runs."""
         if not self._has_begun_steps:
             self._has_begun_steps = True
             if not self._has_progressed:
                 self.history.set_idle_activations(self.history.idle_activations + 1)
             if self.history.state is not WorkflowState.RUNNING:
                 self.history.apply(WorkflowEvent.RUN)
-        elif not (at_most_once or self._must_commit_before_steps):
-            return
-        self._must_commit_before_steps = False
+        self.must_commit_before_step = False
         await self.commit()
 
     async def replayed(self) -> None:

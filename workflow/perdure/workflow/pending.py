@@ -68,11 +68,11 @@ class Pending:
         ranges, self._ranges = self._ranges, []
         alarm, self._alarm = self._alarm, None
         return Batch(
-            puts=list(puts.items()),
-            deletes=[key for key in deletes if key not in puts] if deletes else [],
-            delete_prefixes=prefixes,
-            delete_ranges=ranges,
-            alarm=alarm,
+            list(puts.items()),
+            [key for key in deletes if key not in puts] if deletes else [],
+            prefixes,
+            ranges,
+            alarm,
         )
 
     def put_back(self, batch: Batch) -> None:

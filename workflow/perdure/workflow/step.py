@@ -281,15 +281,8 @@ class _Attempts:
         if options.at_most_once:
             metadata.status = EntryStatus.RUNNING
             self._record(StepEntry(None, None))
-        await activation.begin_step(at_most_once=options.at_most_once)
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()  # nor one that was stopped during that commit
-        except trio.Cancelled:
-            if options.at_most_once:  # it is known not to have run
-                self._number -= 1
-                metadata.status = EntryStatus.PENDING
-                self._record(StepEntry(None, None))
-            raise
+        if activation.must_commit_before_step or options.at_most_once:
+            await self._begin_durably()
         error: Exception | None = None
         value: Any = None
         timer = trio.CancelScope(deadline=self._deadline() if self._is_async else inf)
@@ -308,6 +301,18 @@ class _Attempts:
             await self._fail(error)
             return None
         return await self._succeed(value)
+
+    async def _begin_durably(self) -> None:
+        """Commit what must precede the function; one that was stopped during that commit begins nothing either."""
+        await self._activation.begin_step()
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:
+            if self._options.at_most_once:  # it is known not to have run
+                self._number -= 1
+                self._metadata.status = EntryStatus.PENDING
+                self._record(StepEntry(None, None))
+            raise
 
     def _deadline(self) -> float:
         return trio.current_time() + self._options.timeout if self._options.timeout else inf
