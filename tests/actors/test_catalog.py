@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from disks import Disk, When
+from disks import Disk, When, scheduled
 from harness import MovableClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,11 +151,11 @@ def test_the_rule_holds_whatever_is_done_to_whom_and_nobody_is_forgotten(
     scripts: list[list[tuple[str, Any]]], deeds: list[tuple[str, int]], delay_s: float, seed: int
 ) -> None:
     """S45 at random: messages, wakes, evictions, looks, cancellations and deaths at any moment."""
-    trio.run(_live, scripts, deeds, delay_s, seed, clock=MockClock(autojump_threshold=0))
+    with scheduled(seed):
+        trio.run(_live, scripts, deeds, delay_s, clock=MockClock(autojump_threshold=0))
 
 
-async def _live(scripts: list[list[tuple[str, Any]]], deeds: list[tuple[str, int]], delay_s: float, seed: int) -> None:
-    _seed_scheduler(seed)
+async def _live(scripts: list[list[tuple[str, Any]]], deeds: list[tuple[str, int]], delay_s: float) -> None:
     disk = Disk("memory", Path())
     rule = Rule(disk)
     todo = iter(deeds)
@@ -232,13 +231,6 @@ async def _do(handle: Any, deed: str, sent: Counter[str]) -> None:
             await handle.cancel()
         case _:
             raise AssertionError(deed)
-
-
-def _seed_scheduler(seed: int) -> None:
-    """Trio runs what is runnable in random order; a failing example is to fail again."""
-    from trio._core import _run
-
-    _run._r = random.Random(seed)
 
 
 class TestKeeper:

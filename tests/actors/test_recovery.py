@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from disks import Disk, When
+from disks import Disk, When, scheduled
 from harness import DriverKind
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -132,7 +132,8 @@ class TestDeath:
     ) -> None:
         """S39 at the supervisor's level: before and after every write, the catalog's included; explored equals counted."""
         life = Life(make_disk())
-        await life.live()
+        with scheduled(1):
+            await life.live()
         life.check(deaths=0)
         counted = len(life.disk.store.written)
         assert counted > 20
@@ -144,7 +145,8 @@ class TestDeath:
                 life = Life(make_disk())
                 life.disk.store.die_at = (write, when)
                 try:
-                    await life.live()
+                    with scheduled(1):
+                        await life.live()
                 except StorageError:
                     assert life.disk.store.is_dead
                     await life.live()
@@ -235,6 +237,22 @@ class TestStart:
             await trio.sleep(100)
             assert await disk.store.count_rows(state="completed") == 5
             assert set(disk.store.opens) == {"pending", "running", "overdue", "due"}
+
+    async def test_looks_at_the_very_start_keep_nobody_from_being_recovered(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        async with disk.process(worker) as supervisor:
+            await supervisor.spawn(worker, "w-1", 10)
+            await wait_all_tasks_blocked()
+            disk.die()
+        store = disk.next_store()
+        store.delay_s = store.look_s = 0.01
+        async with disk.process(worker) as supervisor:
+            handle = await supervisor.get("w-1")
+            for _ in range(5):
+                await handle.get_state()
+            await trio.sleep(100)
+            assert disk.rows["w-1"].state == "completed"
 
     async def test_an_orderly_end_is_no_different(self, disk: Disk, autojump_clock: MockClock) -> None:
         async with disk.process(waiter, sleeper, worker, grace=0) as supervisor:
@@ -333,18 +351,23 @@ class TestAlarms:
         for workflow_id, seconds in naps.items():
             assert 0 <= woken_at[workflow_id] - began - seconds < 0.01, workflow_id
 
+    @pytest.mark.parametrize("nap_s", [0.1, 0.6])
     @pytest.mark.parametrize("takes_s", [0.0, 0.02])
     async def test_an_evicted_sleeper_is_woken_on_time_whenever_it_was_evicted(
-        self, disk: Disk, takes_s: float, autojump_clock: MockClock
+        self, disk: Disk, takes_s: float, nap_s: float, autojump_clock: MockClock
     ) -> None:
         """S33: also when its time comes while it is being evicted."""
         woken_in_the_act = 0
         async with disk.process(sleeper) as supervisor:
             for number in range(30):
                 workflow_id = f"s-{number}"
-                handle = await supervisor.spawn(sleeper, workflow_id, 0.1)
+                # Another sleeps to the same moment, so that somebody looks then who is due.
+                companion = await supervisor.spawn(sleeper, f"companion-{number}", nap_s)
+                handle = await supervisor.spawn(sleeper, workflow_id, nap_s)
                 began = trio.current_time()
-                await trio.sleep(0.06 + number / 500)
+                await wait_all_tasks_blocked()
+                await companion.evict()
+                await trio.sleep(nap_s - 0.04 + number / 500)
                 disk.store.delay_s = takes_s
                 await handle.evict()
                 await trio.sleep(10)
@@ -353,7 +376,7 @@ class TestAlarms:
                     await handle.wake()
                     await handle.result()
                 else:
-                    assert woken_at[workflow_id] - began < 0.1 + 6 * takes_s + 0.01
+                    assert woken_at[workflow_id] - began < nap_s + 7 * takes_s + 0.01
                 assert await handle.get_state() is WorkflowState.COMPLETED, number
                 disk.store.delay_s = 0.0
             assert woken_in_the_act <= 1
@@ -440,6 +463,7 @@ class TestMail:
             assert disk.store.opens == []
             handle = await supervisor.get("w-1")
             await handle.message("go", 5)
+            assert disk.store.opens == ["w-1"], "once, for the message and the run"
             assert await handle.result() == 5
 
     @pytest.mark.parametrize("look", [False, True])

@@ -313,45 +313,84 @@ class TestClients:
                 await supervisor.get("late")
             assert await (await supervisor.get("waiter-1")).get_state() is WorkflowState.SLEEPING
 
+    @pytest.mark.parametrize("leave_after_s", [0.02, 0.03, 0.04])
     async def test_what_races_with_the_end_is_done_or_refused_never_half(
-        self, disk: Disk, autojump_clock: MockClock
+        self, disk: Disk, leave_after_s: float, autojump_clock: MockClock
     ) -> None:
         """S45: a spawn, a message or a look at any moment of the end."""
-        spawned: list[str] = []
-        sent: list[str] = []
-        looked = 0
+        done: dict[str, list[int]] = {"spawn": [], "message": [], "look": []}
+        refused = 0
 
-        async def client(supervisor: Any, number: int) -> None:
-            nonlocal looked
+        async def client(supervisor: Any, what: str, number: int) -> None:
+            nonlocal refused
             await trio.sleep(number / 1000)
             try:
-                await supervisor.spawn(waiter, f"new-{number}")
-                spawned.append(f"new-{number}")
-                handle = await supervisor.get(f"old-{number}")
-                await handle.get_state()
-                looked += 1
-                await handle.message("go", number)
-                sent.append(f"old-{number}")
-                await handle.get_state()
+                if what == "spawn":
+                    await supervisor.spawn(waiter, f"spawn-{number}")
+                else:
+                    handle = await supervisor.get(f"{what}-{number}")
+                    await (handle.message("go", number) if what == "message" else handle.get_state())
             except SupervisorClosedError:
-                pass
+                refused += 1
+            else:
+                done[what].append(number)
 
         async with disk.process(waiter) as supervisor:
             for number in range(60):
-                await (await supervisor.spawn(waiter, f"old-{number}")).evict()
+                await (await supervisor.spawn(waiter, f"look-{number}")).evict()
+                await (await supervisor.spawn(waiter, f"message-{number}")).evict()
         async with trio.open_nursery() as nursery, disk.process(waiter) as supervisor:
             disk.store.delay_s = 0.005
             for number in range(60):
-                nursery.start_soon(client, supervisor, number)
-            await trio.sleep(0.03)
-        assert 0 < len(sent) <= looked <= len(spawned) < 60
+                for what in done:
+                    nursery.start_soon(client, supervisor, what, number)
+            await trio.sleep(leave_after_s)
+        assert all(len(numbers) > 5 for numbers in done.values())
+        assert sum(map(len, done.values())) + refused == 180
+        assert refused > 30
         async with disk.process(waiter) as supervisor:
             await trio.sleep(10)
-            for workflow_id in spawned:
-                assert await (await supervisor.get(workflow_id)).get_state() is WorkflowState.SLEEPING
-            for workflow_id in sent:
-                assert await (await supervisor.get(workflow_id)).get_state() is WorkflowState.COMPLETED
+            for number in range(60):
+                if number in done["spawn"]:
+                    handle = await supervisor.get(f"spawn-{number}")
+                    assert await handle.get_state() is WorkflowState.SLEEPING
+                else:
+                    with pytest.raises(WorkflowNotFoundError):
+                        await supervisor.get(f"spawn-{number}")
+                handle = await supervisor.get(f"message-{number}")
+                is_sent = number in done["message"]
+                assert (await handle.get_state() is WorkflowState.COMPLETED) == is_sent
             assert supervisor.troubles() == {}
+
+    @pytest.mark.parametrize("what", ["spawn", "message", "look"])
+    async def test_the_store_is_not_closed_under_who_is_at_it(
+        self, disk: Disk, what: str, autojump_clock: MockClock
+    ) -> None:
+        """S45: one operation, and an end at each of its moments."""
+        answers: list[str] = []
+
+        async def client(supervisor: Any, number: int) -> None:
+            try:
+                if what == "spawn":
+                    await supervisor.spawn(waiter, f"spawn-{number}")
+                else:
+                    handle = await supervisor.get(f"{what}-{number}")
+                    await (handle.message("go", number) if what == "message" else handle.get_state())
+            except SupervisorClosedError:
+                answers.append("refused")
+            else:
+                answers.append("done")
+
+        for number in range(20):
+            async with disk.process(waiter) as supervisor:
+                if what != "spawn":
+                    await (await supervisor.spawn(waiter, f"{what}-{number}")).evict()
+            async with trio.open_nursery() as nursery, disk.process(waiter) as supervisor:
+                disk.store.delay_s = 0.005
+                nursery.start_soon(client, supervisor, number)
+                await trio.sleep(number / 1000)
+        assert len(answers) == 20
+        assert answers.count("done") > 10
 
 
 @contextmanager

@@ -299,7 +299,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "match"), WRONG, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("options", "match"), WRONG, ids=[str(number) for number in range(len(WRONG))])
 async def test_every_wrong_argument_of_open_supervisor_is_refused_at_once(options: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {"store": MemoryStore(), "workflows": [order], **options}
     with pytest.raises(InvalidArgumentError, match=match):

@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -32,9 +33,21 @@ from perdure.storage import (
     layout,
 )
 
-__all__ = ["Disk", "WatchedDriver", "WatchedStore", "When"]
+__all__ = ["Disk", "WatchedDriver", "WatchedStore", "When", "scheduled"]
 
 When = Literal["before", "after"]
+
+
+@contextmanager
+def scheduled(seed: int) -> Iterator[None]:
+    """Trio runs what is runnable in random order; inside, in the same one each time, so that writes can be numbered."""
+    from trio._core import _run
+
+    before, _run._r = _run._r, random.Random(seed)
+    try:
+        yield
+    finally:
+        _run._r = before
 
 
 class WatchedStore:
@@ -45,7 +58,8 @@ class WatchedStore:
         written: What was written, in order: `rows`, `create`, `delete`, or `batch`.
         die_at: The process is to die before or after the write of that number, counted from 0.
         watch: Called around each write, with what the mirrors hold at that moment.
-        delay_s: How long each write and each closing of a driver takes, in virtual seconds; 0 waits for nothing.
+        delay_s: How long each write and each closing of a driver takes, in virtual seconds.
+        look_s: How long each look for what is due takes.
     """
 
     def __init__(self, disk: Disk, inner: Store) -> None:
@@ -56,6 +70,7 @@ class WatchedStore:
         self.die_at: tuple[int, When] | None = None
         self.watch: Callable[[When], None] | None = None
         self.delay_s = 0.0
+        self.look_s = 0.0
         self._disk = disk
 
     def check(self) -> None:
@@ -120,6 +135,7 @@ class WatchedStore:
         return await self.inner.get_row(workflow_id)
 
     async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+        await trio.sleep(self.look_s)
         self.check()
         return await self.inner.find_due(now_ms, limit=limit, since_ms=since_ms)
 
