@@ -223,6 +223,21 @@ class TestResult:
             assert await handle.result() == {"paid": "o-1 charged", "tracking": "T-1"}
         assert effects == []
 
+    async def test_whoever_is_cancelled_while_the_file_is_opened_leaves_it_closed(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S51: cancelled at the one moment at which the file is open and nobody's yet."""
+        async with standing(disk, "dormant") as (supervisor, handle):
+            for ask in (handle.result, handle.get_state, lambda: handle.message("shipment", "T-1", id="m-1")):
+                with trio.CancelScope() as scope:
+                    disk.store.when_opened = scope.cancel
+                    await ask()
+                disk.store.when_opened = None
+                assert await handle.get_state() is WorkflowState.SLEEPING
+            await handle.message("shipment", "T-1", id="m-1")
+            assert await handle.result() == {"paid": "o-1 charged", "tracking": "T-1"}
+            assert supervisor.troubles() == {}
+
     @pytest.mark.parametrize("what", ["live", "dormant", "completed", "faulted"])
     async def test_a_thousand_waiters_get_it_and_open_the_file_a_few_times(
         self, disk: Disk, what: str, autojump_clock: MockClock

@@ -58,6 +58,7 @@ class WatchedStore:
         written: What was written, in order: `rows`, `create`, `delete`, or `batch`.
         die_at: The process is to die before or after the write of that number, counted from 0.
         watch: Called around each write, with what the mirrors hold at that moment.
+        when_opened: Called when a driver was opened and is about to be handed out.
         delay_s: How long each write and each closing of a driver takes, in virtual seconds.
         look_s: How long each look for what is due takes.
     """
@@ -69,6 +70,7 @@ class WatchedStore:
         self.is_dead = False
         self.die_at: tuple[int, When] | None = None
         self.watch: Callable[[When], None] | None = None
+        self.when_opened: Callable[[], None] | None = None
         self.delay_s = 0.0
         self.look_s = 0.0
         self._disk = disk
@@ -115,6 +117,8 @@ class WatchedStore:
             self.before()
         driver = await self.inner.open_driver(workflow_id, create=create)
         mirror = self._disk.namespaces.setdefault(workflow_id, {})
+        if self.when_opened is not None:
+            self.when_opened()
         if is_new:
             try:
                 self.after("create")

@@ -229,18 +229,18 @@ class Residents:
             self._keeper.forget(workflow_id)
             await self._store.delete(workflow_id)
             raise self.not_found(workflow_id) from None
-        # Opened, a file that was mended has its row read anew.
-        driver = CatalogedDriver(inner, self._keeper, await self._keeper.get(workflow_id) or row)
         try:
+            # Opened, a file that was mended has its row read anew.
+            driver = CatalogedDriver(inner, self._keeper, await self._keeper.get(workflow_id) or row)
             activation = await self._load(workflow_id, driver)
             if not activation.is_new:
                 definition = self._definitions.get(activation.history.workflow_type or row.workflow_type)
                 return self._admit(driver, activation, definition)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await driver.aclose()
+                await inner.aclose()
             raise
-        await driver.aclose()
+        await inner.aclose()
         self._keeper.forget(workflow_id)
         await self._store.delete(workflow_id)
         raise self.not_found(workflow_id)
