@@ -13,6 +13,7 @@ from harness import DriverKind
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.actors import WorkflowNotFoundError
+from perdure.actors.suspects import SUSPECT_FROM
 from perdure.storage import StorageError
 from perdure.workflow import (
     Break,
@@ -21,6 +22,8 @@ from perdure.workflow import (
     HistoryDivergedError,
     SleepOutcome,
     StepInterruptedError,
+    WorkflowCancelledError,
+    WorkflowFailedError,
     WorkflowState,
     current_step,
     workflow,
@@ -547,3 +550,76 @@ class TestHalfMade:
                             assert await handle.result() == "worked"
                             assert effects == ["w-1"]
         assert outcomes == ["nothing"] * 5 + ["runs"]
+
+
+class TestCrashLoops:
+    async def test_a_workflow_that_kills_the_process_each_time_ends_and_its_neighbours_finish(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S18: a step that kills the process every time ends as `CrashLoopError`, its neighbours unharmed."""
+        begun: list[str] = []
+
+        @workflow(name="poison")
+        async def poison(ctx: Context, input: None) -> None:
+            async def kill() -> None:
+                begun.append("poison")
+                await trio.sleep(0.5)
+                disk.die()
+                dead.set()
+                await trio.sleep_forever()
+
+            await ctx.step("kill", kill)
+
+        lives = 0
+        is_over = False
+        while not is_over:
+            dead = trio.Event()
+            async with disk.process(worker, poison, grace=0) as supervisor:
+                if lives == 0:
+                    for number in range(20):
+                        await supervisor.spawn(worker, f"w-{number}", 2.0)
+                    await supervisor.spawn(poison, "poison")
+                with trio.move_on_after(100):
+                    await dead.wait()
+                    lives += 1
+                    continue
+                is_over = True
+                with pytest.raises(WorkflowFailedError, match="CrashLoopError"):
+                    await (await supervisor.get("poison")).result()
+                for number in range(20):
+                    assert await (await supervisor.get(f"w-{number}")).result() == "worked"
+        assert begun == ["poison"] * 10
+        assert lives == 10
+
+    async def test_suspects_that_wait_for_their_turn_are_in_nobodys_way(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S18, S32, S33: they are evicted, cancelled, sent messages and shut down as anybody, and others run beside them."""
+        for _ in range(SUSPECT_FROM):
+            async with disk.process(worker) as supervisor:
+                for number in range(5):
+                    await supervisor.spawn(worker, f"w-{number}", 20.0)
+                await trio.sleep(1)
+                disk.die()
+        effects.clear()
+        async with disk.process(worker, grace=2) as supervisor:
+            await trio.sleep(1)
+            assert len(effects) == 1, "one at a time"
+            assert await (await supervisor.spawn(worker, "innocent", 1.0)).result() == "worked"
+            waiting = [f"w-{number}" for number in range(5) if f"w-{number}" not in effects]
+            began = trio.current_time()
+            await (await supervisor.get(waiting[0])).evict()
+            await (await supervisor.get(waiting[1])).cancel()
+            with pytest.raises(WorkflowCancelledError):
+                await (await supervisor.get(waiting[1])).result()
+            await (await supervisor.get(waiting[2])).message("unrelated")
+            assert trio.current_time() - began < 0.1
+        assert trio.current_time() - began < 2.1
+        effects.clear()
+        async with disk.process(worker) as supervisor:
+            for _ in range(3):
+                await trio.sleep(1000)
+            for workflow_id in {f"w-{number}" for number in range(5)} - {waiting[1]}:
+                handle = await supervisor.get(workflow_id)
+                await handle.wake()
+                assert await handle.result() == "worked"

@@ -32,6 +32,7 @@ class Actor:
         in_use: How many operations hold it.
         error: The fault or trouble that ended its run, if one did.
         stopped: Set once it is gone.
+        waiting_scope: Cancelled when it need not wait for its turn any more (`suspects.py`).
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Actor:
         self.in_use: int = 0
         self.error: BaseException | None = None
         self.stopped: trio.Event = trio.Event()
+        self.waiting_scope: trio.CancelScope = trio.CancelScope()
         self._is_unused = trio.Event()
 
     @property
@@ -68,6 +70,21 @@ class Actor:
     def is_mail_wanted(self) -> bool:
         """Whether it sleeps, durably as well, over a message that it waits for."""
         return self.activation.history.state is WorkflowState.SLEEPING and self.activation.has_wanted_mail
+
+    def evict(self) -> None:
+        """Take it out of memory as soon as its function has unwound."""
+        self.activation.evict()
+        self.waiting_scope.cancel()
+
+    def drain(self) -> None:
+        """Take it out of memory as soon as no step's function runs."""
+        self.activation.drain()
+        self.waiting_scope.cancel()
+
+    async def cancel(self) -> None:
+        """End the workflow as cancelled; durable on return."""
+        self.waiting_scope.cancel()
+        await self.activation.cancel()
 
     def hold(self) -> None:
         """Keep it from being closed."""

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -144,6 +144,7 @@ class CatalogedDriver:
     Attributes:
         row: The row as it is, or soon will be, in the catalog.
         has_written: Whether a batch was written since `follow`.
+        when_sound: Called when a batch was written that clears the count of activations without a record.
     """
 
     def __init__(self, inner: Driver, keeper: CatalogKeeper, row: CatalogRow) -> None:
@@ -155,6 +156,7 @@ class CatalogedDriver:
         self._is_in_doubt = False
         self.row: CatalogRow = row
         self.has_written: bool = False
+        self.when_sound: Callable[[], None] | None = None
 
     def follow(self, activation: Activation) -> None:
         """From now on the row follows this activation, which holds just what is stored."""
@@ -204,7 +206,7 @@ class CatalogedDriver:
         await self.move_earlier(standing.wake_ms(wants_mail=self._wants_mail(standing)))
         self._is_in_doubt = True
         await self._inner.batch(batch)
-        self._written(standing)
+        self._written(batch, standing)
 
     def batch_nowait(self, batch: Batch) -> bool:
         """The same without waiting, where the row need not move first."""
@@ -217,12 +219,14 @@ class CatalogedDriver:
             return False
         self._is_in_doubt = True
         if batch_nowait(batch):
-            self._written(standing)
+            self._written(batch, standing)
             return True
         self._is_in_doubt = False
         return False
 
-    def _written(self, standing: _Standing) -> None:
+    def _written(self, batch: Batch, standing: _Standing) -> None:
+        if self.when_sound is not None and layout.IDLE_ACTIVATIONS_KEY in batch.deletes:
+            self.when_sound()
         self._is_in_doubt = False
         self.has_written = True
         self._standing = standing

@@ -97,7 +97,7 @@ class ActorHandle:
     async def cancel(self) -> None:
         """End the workflow as cancelled, for good."""
         async with self._residents.using(self._workflow_id) as actor:
-            await actor.activation.cancel()
+            await actor.cancel()
 
     async def get_state(self) -> WorkflowState:
         """Where it stands."""

@@ -22,6 +22,7 @@ from perdure.actors.actor import Actor
 from perdure.actors.catalog import CatalogedDriver, CatalogKeeper
 from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
 from perdure.actors.gates import Gates
+from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
@@ -66,6 +67,7 @@ class Residents:
         self._on_dormant = on_dormant
         self._on_interrupt = on_interrupt
         self._gates = Gates()
+        self._suspects = Suspects()
         self._arrivals: dict[str, trio.Event] = {}
         self._step_limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
 
@@ -165,7 +167,7 @@ class Residents:
         if actor is None and await self._store.get_row(workflow_id) is None:
             raise self.not_found(workflow_id)
         if actor is not None and actor.is_started:
-            actor.activation.evict()
+            actor.evict()
             await actor.stopped.wait()
 
     def arrival(self, workflow_id: str) -> trio.Event:
@@ -276,7 +278,8 @@ class Residents:
     @trio.lowlevel.enable_ki_protection
     async def _run(self, actor: Actor) -> None:
         try:
-            await actor.run()
+            async with self._suspects.turn(actor):
+                await actor.run()
         except trio.Cancelled:
             raise
         except BaseException as error:

@@ -291,11 +291,11 @@ class Supervisor:
         with trio.CancelScope(shield=True):
             self._residents.stop_intake()
             for actor in list(self._residents.live.values()):
-                actor.activation.drain()
+                actor.drain()
             with trio.move_on_after(self._grace):
                 await self._residents.until_empty()
             for actor in list(self._residents.live.values()):
-                actor.activation.evict()
+                actor.evict()
             await self._residents.until_empty()
 
     async def _close_store(self) -> None:
