@@ -435,7 +435,7 @@ async def test_what_is_written_is_the_same_bytes_where_no_map_id_or_time_is_in_i
                 # The id follows the version, with its length before it; all that is behind it must be the same.
                 assert value[:3] == their_value[:3]
                 assert value[3 + 36 :] == their_value[3 + 36 :]
-                assert encode_entry(replace(entry, id=their_entry.id)) == their_value
+                assert encode_entry(entry._replace(id=their_entry.id)) == their_value
                 compared.add(type(entry.kind).__name__)
             elif first == 1 or key == layout.STATE_KEY or not (key == layout.ERROR_KEY or holds_map(value)):
                 assert value == their_value

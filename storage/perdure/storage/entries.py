@@ -224,9 +224,8 @@ KIND_NAMES: Final[dict[type, str]] = {
 """The name of each kind, in the order of their union tags. Stored on disk; never change or reuse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One recorded effect of a workflow.
+class Entry(NamedTuple):
+    """One recorded effect of a workflow. A tuple, since one is made for each effect, and that is quickest.
 
     Attributes:
         id: Unique in the workflow.

@@ -68,7 +68,9 @@ def round_trip(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str = "
         return data, value
     if type(value) is dict:
         fields = cast("dict[object, object]", value)
-        # A flat record, as most results are, comes back as it went: a copy is what decoding would give, and is quicker.
-        if all(type(key) is str and type(field) in _UNCHANGED for key, field in fields.items()):
+        for key, field in fields.items():
+            if type(key) is not str or type(field) not in _UNCHANGED:
+                break
+        else:  # a flat record, as most results are: a copy is what decoding would give, and is quicker
             return data, fields.copy()
     return data, decode_value(data)
