@@ -8,10 +8,10 @@ export PYTHON
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types scenarios bench env clean distclean
+.PHONY: help demo test kill9 lint types scenarios bench env clean distclean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Run an order that is killed twice with kill -9, and see it finish
 	@tools/setup.sh .venv run $(PYTHON)
@@ -19,6 +19,10 @@ demo: ## Run an order that is killed twice with kill -9, and see it finish
 
 test: ## Run the tests under the oldest and the newest supported Python here
 	@tools/test.sh $(ARGS)
+
+kill9: ## Kill a process with 150 workflows again and again until all have ended, and check (ARGS="--seed 7")
+	@tools/setup.sh .venv run $(PYTHON)
+	$(python) tests/crash/kill9.py --workflows 150 --seed 1 $(ARGS)
 
 lint: env ## Check style and formatting (ruff)
 	$(python) -m ruff check .

@@ -1,7 +1,7 @@
 """An order that survives `kill -9`: charge a card, wait for the shipping message, tell the customer.
 
     python examples/order.py --crash during     dies inside the charge: the money is taken, the step has not returned
-    python examples/order.py --crash after      charges, then dies while it waits for the shipment
+    python examples/order.py --crash after      charges, then dies while it waits for the shipment; so does --crash alone
     python examples/order.py                    goes on from what is recorded, and finishes
 
 1. What Perdure records happens once in history. What a step does to the outside happens *at least* once: a process can
@@ -245,7 +245,13 @@ def parse_arguments() -> Scene:
     """The scene that the command line asks for."""
     parser = argparse.ArgumentParser(description="An order that survives kill -9.")
     parser.add_argument("--data", type=Path, default=Path("demo-data"), help="directory for its data (demo-data)")
-    parser.add_argument("--crash", choices=["during", "after"], help="kill -9 this process during or after the charge")
+    parser.add_argument(
+        "--crash",
+        choices=["during", "after"],
+        nargs="?",
+        const="after",
+        help="kill -9 this process during or after the charge (after, if it is not said)",
+    )
     arguments = parser.parse_args()
     return Scene(arguments.data, arguments.crash)
 

@@ -86,6 +86,13 @@ def test_the_order_without_a_crash_charges_once_at_the_first_attempt(tmp_path: P
     )
 
 
+def test_a_crash_that_does_not_say_when_comes_after_the_charge(tmp_path: Path) -> None:
+    output = run_example("order.py", "--crash", directory=tmp_path, status=-signal.SIGKILL)
+    assert told(output)[-1] == ("wait-for-shipment", "waiting")
+    assert [request["charged"] for request in requests(tmp_path / "demo-data")] == [True]
+    assert told(run_example("order.py", directory=tmp_path))[0] == ("charge-card", "replayed")
+
+
 def test_the_printed_command_looks_into_the_workflow_when_it_is_copied(tmp_path: Path) -> None:
     output = run_example("order.py", "--data", "it's data", directory=tmp_path)
     (command,) = (line for line in output.splitlines() if "kv" in line)
