@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.storage import decode_value
 from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
+from perdure.workflow.history import History
 from perdure.workflow.snapshot import error_of, history_entries
 
 if TYPE_CHECKING:
@@ -101,22 +102,24 @@ class ActorHandle:
 
     async def get_state(self) -> WorkflowState:
         """Where it stands."""
-        async with self._residents.using(self._workflow_id) as actor:
-            return actor.activation.history.state
+        return (await self._settled()).state
 
     async def get_output(self) -> Any:
         """What it returned, or `None`."""
-        async with self._residents.using(self._workflow_id) as actor:
-            output = actor.activation.history.output
+        output = (await self._settled()).output
         return None if output is None else decode_value(output)
 
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
-        async with self._residents.using(self._workflow_id) as actor:
-            error: ErrorInfo | None = error_of(actor.activation.history)
+        error: ErrorInfo | None = error_of(await self._settled())
         return error
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""
+        return history_entries(await self._settled())
+
+    async def _settled(self) -> History:
+        """What is recorded, once it is durable."""
         async with self._residents.using(self._workflow_id) as actor:
-            return history_entries(actor.activation.history)
+            await actor.activation.settled()
+        return actor.activation.history

@@ -140,19 +140,27 @@ class Activation:
         clock = clock or SystemClock()
         ids = ids or Uuid7Generator(clock)
         history = await History.load(workflow_id, driver)
-        if history.format_version > FORMAT_VERSION:
-            raise FormatVersionError(
-                f"workflow {workflow_id!r} was written in format {history.format_version}; this Perdure knows up to "
-                f"{FORMAT_VERSION}. Upgrade Perdure to run it",
-                found=history.format_version,
-                supported=FORMAT_VERSION,
-            )
+        _check_format(history)
         ids.start_after(history.last_entry_id)
         mailbox = await Mailbox.load(driver, history.pending)
         if not driver.atomic_batch:
             # The batch that recorded a message may have been cut before it took the message out of the mailbox.
             mailbox.drop(read_message_ids(history))
         return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter)
+
+    @classmethod
+    async def load_for_mail(cls, driver: Driver, *, clock: Clock | None = None) -> Activation:
+        """Read only what sending a message takes, whatever the length of the history. Not to be run.
+
+        Raises:
+            FormatVersionError, DecodeError: As `load`.
+        """
+        clock = clock or SystemClock()
+        workflow_id = (await driver.get(layout.WORKFLOW_ID_KEY) or b"").decode(errors="replace")
+        history = await History.load_fields(workflow_id, driver)
+        _check_format(history)
+        mailbox = await Mailbox.load_end(driver, history.pending)
+        return cls(driver, history, mailbox, clock=clock, ids=Uuid7Generator(clock))
 
     # Creation and storage.
 
@@ -196,12 +204,23 @@ class Activation:
             self._close(Closing.STORAGE, error)
             raise
 
+    async def settled(self) -> None:
+        """Return once `history` holds nothing that is not durable, so that it can be told to the outside.
+
+        Raises:
+            StorageError: It cannot be made durable; what is stored has to be read again.
+        """
+        while not self._committer.is_clean:
+            await self.commit_from_outside()
+
     # Closing.
 
     def _close(self, reason: Closing, error: BaseException | None = None) -> None:
         if self.closing is None or reason > self.closing:
             self.closing = reason
             self._error = error
+            if reason in (Closing.USER_CANCELLED, Closing.FAULT):
+                self.history.pending.keep_mail()  # the code was wrong: nothing that it recorded is written
         self._cancel_scope.cancel()
 
     def fault(self, error: FaultError) -> None:
@@ -305,7 +324,6 @@ class Activation:
             WorkflowEndedError: The workflow is terminal.
             EncodeError: The body cannot be stored.
         """
-        await trio.lowlevel.checkpoint()
         check_message_name(name)
         data = encode_value(body, bytes_max=self.user_bytes_max, what=f"the body of message {name!r}")
         if message_id is not None:
@@ -315,6 +333,7 @@ class Activation:
                 await self.commit_from_outside()  # the first sending may still be on its way to the disk
                 return
         if self.history.state.is_terminal:
+            await self.commit_from_outside()  # that it has ended is not told before it is durable
             raise WorkflowEndedError(
                 f"workflow {self.history.workflow_id!r} is {self.history.state.value} and takes no more messages",
                 workflow_id=self.history.workflow_id,
@@ -344,7 +363,6 @@ class Activation:
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, in one batch. Without effect where nothing sleeps."""
-        await trio.lowlevel.checkpoint()
         history = self.history
         if history.state.is_terminal:
             return
@@ -405,7 +423,6 @@ class Activation:
         Returns:
             Whether it was failed; otherwise nothing changes.
         """
-        await trio.lowlevel.checkpoint()
         history = self.history
         if history.state is not WorkflowState.FAILED:
             return False
@@ -492,12 +509,16 @@ class Activation:
             case None:
                 try:
                     scope.close(cause=error)
+                    if isinstance(error, FaultError):
+                        raise error  # of something other than an operation: current_step() outside of a step, say
                 except FaultError as fault:
                     self.fault(fault)
                     raise
                 await self._end(value, error)
-            case Closing.PARKED | Closing.CANCELLED:
+            case Closing.PARKED:
                 pass
+            case Closing.CANCELLED:
+                await self.commit_from_outside()  # not told to anybody before it is durable
             case Closing.EVICTED:
                 await self._leave()
             case Closing.USER_CANCELLED | Closing.FAULT | Closing.STORAGE:
@@ -524,8 +545,10 @@ class Activation:
 
     async def _fail(self, error: BaseException) -> None:
         self.failure = error
+        info = describe(error)
+        _log.warning("workflow %r failed: %s", self.history.workflow_id, info)
         self.history.apply(WorkflowEvent.FAIL)
-        self.history.set_error(encode_value(info_to_map(describe(error))), causes_of(error))
+        self.history.set_error(encode_value(info_to_map(info)), causes_of(error))
         self.history.set_alarm(None)
         self.history.set_idle_activations(0)
         await self.commit_from_outside()
@@ -544,9 +567,19 @@ class Activation:
             )
 
 
+def _check_format(history: History) -> None:
+    if history.format_version > FORMAT_VERSION:
+        raise FormatVersionError(
+            f"workflow {history.workflow_id!r} was written in format {history.format_version}; this Perdure knows up to "
+            f"{FORMAT_VERSION}. Upgrade Perdure to run it",
+            found=history.format_version,
+            supported=FORMAT_VERSION,
+        )
+
+
 def _user_cancellation(name: str, operation: str, what: str) -> UserCancellationError:
     return UserCancellationError(
         f"a cancel scope in the workflow's own code {what} ctx.{operation}({name!r}, ...); whether and when it fires cannot "
-        "be replayed. Use the timeout= of the operation, or ctx.race with a ctx.sleep",
+        "be replayed. Use the timeout= of the operation (or, once there, ctx.race with a ctx.sleep)",
         name=name,
     )

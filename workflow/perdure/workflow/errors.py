@@ -125,11 +125,22 @@ class InvalidArgumentError(MisuseError, ValueError):
 # Failures of steps and waits: outcomes that a workflow may catch.
 
 
-class CriticalError(PerdureError):
+class _RaisedByUsers(PerdureError):
+    """What workflows raise takes any arguments, as every exception of Python does."""
+
+    def __init__(self, *args: object, **facts: Any) -> None:
+        super().__init__(", ".join(str(arg) for arg in args), **facts)
+        self.args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BaseException.__reduce__(self)  # type: ignore[return-value]
+
+
+class CriticalError(_RaisedByUsers):
     """Raise it (or a subclass) in a step to fail at once, without retries."""
 
 
-class RollbackError(PerdureError):
+class RollbackError(_RaisedByUsers):
     """Raise it in a step to fail at once and undo what was done since the rollback checkpoint."""
 
 

@@ -110,7 +110,7 @@ def _stack(error: BaseException) -> str:
         summary = traceback.TracebackException.from_exception(error, limit=-_FRAMES_MAX)
         return cut_text("".join(summary.format()))
     except Exception:
-        return "".join(traceback.format_tb(error.__traceback__, limit=-_FRAMES_MAX))
+        return cut_text("".join(traceback.format_tb(error.__traceback__, limit=-_FRAMES_MAX)))
 
 
 def _attributes(error: BaseException) -> dict[str, str | int | float | bool | None]:

@@ -102,7 +102,7 @@ class History:
         Raises:
             DecodeError: A stored value is not what its format says.
         """
-        history = cls(workflow_id)
+        history = await cls.load_fields(workflow_id, driver)
         for key, value in await driver.list(layout.NAMES_PREFIX):
             history._load_name(layout.parse_name_key(key), value)
         for key, value in await driver.list(layout.METADATA_PREFIX):
@@ -111,6 +111,16 @@ class History:
             history._details[layout.parse_detail_key(key)] = value
         for _key, value in await driver.list(layout.HISTORY_PREFIX):
             history._load_entry(decode_entry(value))
+        return history
+
+    @classmethod
+    async def load_fields(cls, workflow_id: str, driver: Driver) -> History:
+        """Read the workflow's own fields only, whatever the length of its history; enough to send it a message.
+
+        Raises:
+            DecodeError: A stored value is not what its format says.
+        """
+        history = cls(workflow_id)
         fields = dict(await driver.list(layout.WORKFLOW_PREFIX))
         fields.update(await driver.list(layout.OWN_PREFIX))
         history._load_fields(fields)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,6 +47,7 @@ async def run_loop(
 ) -> Any:
     """Run the body until it breaks; its value is durable on return."""
     check_function(body, "a loop's body", "ctx.loop(name, body, state)")
+    _check_signature(operation, body)
     activation = operation.scope.activation
     history = activation.history
     found = operation.find(LoopEntry)
@@ -77,10 +79,24 @@ async def run_loop(
             case None if loop.state_data == UNDEFINED:
                 state = await loop.advance(None, prune_interval, history_size)
             case _:
-                what = "None although the loop has a state" if answer is None else f"a {type(answer).__name__}"
+                what = "None although the loop has a state" if answer is None else f"{answer!r:.80}"
                 raise InvalidArgumentError(
                     f"the body of loop {operation.name!r} returned {what}; return Continue(state) to go on, or Break(value)"
                 )
+
+
+def _check_signature(operation: Operation, body: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(body)
+    except ValueError:  # it has none that can be told
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"the body of loop {operation.name!r} is called with a context and the state, but does not take these; write "
+            "`async def body(ctx, state): ...`"
+        ) from None
 
 
 class _Loop:

@@ -50,10 +50,20 @@ class Mailbox:
             sequence = layout.parse_message_key(key)
             mailbox.offer(Letter(sequence, decode_message(value)))
             mailbox._next_sequence = sequence + 1
+        await mailbox._load_sequence(driver)
+        return mailbox
+
+    @classmethod
+    async def load_end(cls, driver: Driver, pending: Pending) -> Mailbox:
+        """Read no message, only where the next one goes; enough to send one."""
+        mailbox = cls(pending)
+        await mailbox._load_sequence(driver)
+        return mailbox
+
+    async def _load_sequence(self, driver: Driver) -> None:
         stored = await driver.get(layout.MAILBOX_SEQUENCE_KEY)
         if stored is not None:
-            mailbox._next_sequence = max(mailbox._next_sequence, layout.decode_u64(stored))
-        return mailbox
+            self._next_sequence = max(self._next_sequence, layout.decode_u64(stored))
 
     def __len__(self) -> int:
         """How many messages wait."""

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from perdure.storage import AlarmChange, Batch
+from perdure.storage import AlarmChange, Batch, layout
 
 __all__ = ["Pending"]
 
@@ -60,6 +60,14 @@ class Pending:
         self.version += 1
         self._alarm = change
 
+    def keep_mail(self) -> None:
+        """Drop everything but messages on their way into the mailbox: those were not recorded by the workflow's code."""
+        self._puts = {key: value for key, value in self._puts.items() if _is_mail(key)}
+        self._deletes = {key: None for key in self._deletes if key.startswith(layout.DEDUP_PREFIX)}
+        self._prefixes.clear()
+        self._ranges.clear()
+        self._alarm = None
+
     def take(self) -> Batch:
         """Everything pending, as one batch; nothing is pending afterwards."""
         puts, self._puts = self._puts, {}
@@ -89,3 +97,7 @@ class Pending:
                 self.put(key, value)
             if part.alarm is not None:
                 self.set_alarm(part.alarm)
+
+
+def _is_mail(key: bytes) -> bool:
+    return key == layout.MAILBOX_SEQUENCE_KEY or key.startswith((layout.MAILBOX_PREFIX, layout.DEDUP_PREFIX))

@@ -119,8 +119,11 @@ def _find_deadline(operation: Operation) -> tuple[Node | None, int | None]:
 def _pass_over_cut(operation: Operation) -> None:
     """Messages without a count come from a batch that was cut before it: the read takes them again."""
     scope = operation.scope
+    if scope.activation.driver.atomic_batch:
+        return
     for number in list(scope.unvisited):
-        if isinstance(number, int):
+        entry = scope.node.children[number].entry
+        if isinstance(number, int) and entry is not None and isinstance(entry.kind, MessageEntry):
             read, _, index = scope.activation.history.names[number].rpartition(":")
             if read == operation.name and index.isdecimal():
                 scope.unvisited.discard(number)

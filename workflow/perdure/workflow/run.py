@@ -22,6 +22,7 @@ from perdure.workflow.errors import (
     WorkflowSuspendedError,
 )
 from perdure.workflow.handle import WorkflowHandle
+from perdure.workflow.history import History
 from perdure.workflow.ids import IdGenerator
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.states import WorkflowState
@@ -158,7 +159,7 @@ async def send_message(
     check_driver(driver)
     _check_clock(clock)
     async with _turn(driver):
-        activation = await Activation.load(await _stored_id(driver), driver, clock=clock)
+        activation = await Activation.load_for_mail(driver, clock=clock)
         await activation.message(name, body, message_id=id)
 
 
@@ -184,12 +185,6 @@ async def _turn(driver: Driver) -> AsyncGenerator[None]:
         turn.users -= 1
         if turn.users == 0:
             del _turns[key]
-
-
-async def _stored_id(driver: Driver) -> str:
-    from perdure.storage import layout
-
-    return (await driver.get(layout.WORKFLOW_ID_KEY) or b"").decode()
 
 
 async def start_workflow(
@@ -267,28 +262,39 @@ class _LocalHandle:
 
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox; durable on return."""
-        activation = await self._unfaulted()
+        activation = await self._usable()
         await activation.message(name, body, message_id=id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs."""
-        activation = await self._unfaulted()
+        activation = await self._usable()
         await activation.wake()
 
-    async def _unfaulted(self) -> Activation:
-        """The activation; after a fault one that holds what is stored, since what faulty code recorded is not to be."""
-        faulty = self._activation
-        if faulty.closing is Closing.FAULT:
+    async def _usable(self) -> Activation:
+        """The activation; after a fault one that holds what is stored, since what faulty code recorded is not to be.
+
+        A checkpoint; between its return and the caller's next one nothing else runs.
+        """
+        await trio.lowlevel.checkpoint()
+        while self._activation.closing in (Closing.FAULT, Closing.USER_CANCELLED):
+            faulty = self._activation
             await self._stopped.wait()
             fresh = await Activation.load(self.workflow_id, faulty.driver, clock=faulty.clock, ids=faulty.ids)
             if self._activation is faulty:
                 self._activation = fresh
         return self._activation
 
+    async def _settled(self) -> History:
+        """What is recorded, once it is durable."""
+        activation = await self._usable()
+        await activation.settled()
+        return activation.history
+
     async def recover(self) -> None:
         """Make a failed workflow runnable again; in live mode it runs at once."""
         await self._stopped_if_failed()
-        if await self._activation.recover() and self._mode == "live":
+        activation = await self._usable()
+        if await activation.recover() and self._mode == "live":
             self._activation = await Activation.load(
                 self.workflow_id, self._activation.driver, clock=self._activation.clock, ids=self._activation.ids
             )
@@ -305,22 +311,23 @@ class _LocalHandle:
 
     async def cancel(self) -> None:
         """End the workflow as cancelled, for good; durable on return."""
-        await self._activation.cancel()
+        activation = await self._usable()
+        await activation.cancel()
 
     async def get_state(self) -> WorkflowState:
         """Where it stands now."""
-        return (await self._unfaulted()).history.state
+        return (await self._settled()).state
 
     async def get_output(self) -> Any:
         """What it returned, or `None`."""
-        output = self._activation.history.output
+        output = (await self._settled()).output
         return None if output is None else decode_value(output)
 
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
-        error: ErrorInfo | None = error_of(self._activation.history)
+        error: ErrorInfo | None = error_of(await self._settled())
         return error
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its entries, decoded."""
-        return history_entries((await self._unfaulted()).history)
+        return history_entries(await self._settled())

@@ -43,6 +43,10 @@ OperationName: TypeAlias = Literal["step", "sleep", "sleep_until", "loop", "queu
 T = TypeVar("T")
 KindT = TypeVar("KindT", bound=EntryKind)
 
+_HINTS: Final[dict[OperationName, str]] = {
+    "loop": "in a loop's body, use the context that the body is given",
+    "step": "await each operation before the next one, and use no context in the function of a step",
+}
 _DERIVED: Final = re.compile(r"(?s)(.+):(?:count|deadline|[0-9]+)")
 
 
@@ -106,7 +110,7 @@ class Scope:
         if self.activation.closing is not None:
             return call  # which raises the signal; that an earlier one did so too is no forgotten await
         try:
-            self._check_awaited()
+            self._check_awaited(f"before {operation} {name!r} was asked for; do one thing at a time in a scope")
         except FaultError as error:
             call.close()
             self.activation.fault(error)
@@ -114,14 +118,15 @@ class Scope:
         self._unawaited = call, operation, name
         return call
 
-    def _check_awaited(self) -> None:
+    def _check_awaited(self, when: str) -> None:
         if self._unawaited is None:
             return
         (call, operation, name), self._unawaited = self._unawaited, None
         call.close()
         what = f"{operation} {name!r}"
         raise OperationInProgressError(
-            f"ctx.{what} at {self.path_text()} was called but not awaited, so it never ran; write `await ctx....`",
+            f"ctx.{what} at {self.path_text()} was called but not awaited {when}, and write "
+            f"`await ctx.{operation}({name!r}, ...)`",
             name=what,
             in_progress=what,
         )
@@ -136,8 +141,8 @@ class Scope:
             )
         if self._busy is not None:
             raise OperationInProgressError(
-                f"{operation} {name!r} was started while {self._busy_text()} is in progress at {self.path_text()}; await "
-                "each operation before the next one, and use branches for what is to run at once",
+                f"{operation} {name!r} was started while {self._busy_text()} is in progress at {self.path_text()}; "
+                + _HINTS.get(self._busy[0], "await each operation before the next one"),
                 name=name,
                 in_progress=self._busy_text(),
             )
@@ -181,7 +186,7 @@ class Scope:
             OperationInProgressError: An operation is still in progress.
         """
         self.is_closed = True
-        self._check_awaited()
+        self._check_awaited("before the function ended, so it never ran; await every operation")
         if self._busy is not None:
             raise OperationInProgressError(
                 f"the function at {self.path_text()} ended while {self._busy_text()} was in progress; await every operation",

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ from perdure.workflow.waits import Wait
 __all__ = ["StepInfo", "StepOptions", "check_step_options", "current_step", "run_step"]
 
 DEFAULT_MAX_RETRIES: Final = 3
+
+_log = logging.getLogger("perdure.workflow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +390,13 @@ class _Attempts:
             kind = "exhausted"
         if kind is not None:
             raise await self._give_up(kind, info) from error
+        _log.info(
+            "workflow %r: attempt %d at step %r failed and will be retried: %s",
+            self._activation.history.workflow_id,
+            self._number,
+            self._operation.name,
+            info,
+        )
         self._record_failure(EntryStatus.FAILED, "exhausted", info)
 
     async def _fail_by_timeout(self) -> None:
