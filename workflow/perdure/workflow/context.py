@@ -33,7 +33,9 @@ _log = logging.getLogger("perdure.workflow.user")
 
 
 class WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that is silent while recorded history is replayed, so that each line is logged once.
+    """A logger that is silent while recorded history is replayed, so that a line is not logged again by each run.
+
+    Lines after the last recorded operation are: nothing tells that they were reached before.
 
     Records carry `workflow_id` as an attribute and go to the logger `perdure.workflow.user`.
     """

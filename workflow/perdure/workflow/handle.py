@@ -27,7 +27,8 @@ class WorkflowHandle(Protocol):
         Raises:
             WorkflowFailedError: It failed; carries name, message, stack and metadata of the stored error.
             WorkflowCancelledError: It was cancelled.
-            WorkflowSuspendedError: It is not running and has not ended (yield mode, or it was evicted).
+            WorkflowSuspendedError: It is not running and has not ended: it waits in yield mode, or was evicted from a run of
+                `start_workflow`, or its supervisor left the block. (A supervisor's evicted workflow is waited for.)
             FaultError: Its code cannot run it.
         """
         ...
