@@ -37,6 +37,7 @@ from perdure.storage.catalog_schema import (
     UPDATE,
     WAL_BYTES_MAX,
 )
+from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.errors import CorruptStoreError, StorageError, StoreBusyError
 from perdure.storage.process_lock import keep_in_fork, release_from_fork
 from perdure.storage.store import CatalogRow
@@ -104,7 +105,9 @@ class Catalog:
         """
         with _errors(path):
             connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
-            try:
+        try:
+            # Judged before the connection gives its descriptors back.
+            with _errors(path):
                 connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -116,9 +119,9 @@ class Catalog:
                 connection.execute("PRAGMA fullfsync = ON")
                 connection.execute("PRAGMA checkpoint_fullfsync = ON")
                 connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            except BaseException:
-                connection.close()
-                raise
+        except BaseException:
+            connection.close()
+            raise
         return cls(path, connection)
 
     def is_whole(self) -> bool:
@@ -400,7 +403,10 @@ def _errors(path: Path) -> Generator[None, None, None]:
             ) from error
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StoreBusyError(f"the catalog {path} is open elsewhere; close that program", path=str(path)) from error
-        raise StorageError(f"the catalog {path} failed: {error}", path=str(path)) from error
+        what = f"the catalog {path} failed"
+        raise out_of_descriptors(what, error, path=str(path)) or StorageError(
+            f"{what}: {error}", path=str(path)
+        ) from error
     except UnicodeEncodeError as error:
         raise StorageError(
             f"{error.object!r:.200} cannot be stored: it does not encode to UTF-8", path=str(path)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.errors import FormatVersionError, StorageError, UnsupportedFileSystemError
 from perdure.storage.sqlite_image import sync_descriptor, sync_directory
 
@@ -240,4 +241,6 @@ class DataDirectory:
             yield
         except OSError as error:
             where = error.filename or path
-            raise StorageError(f"cannot {verb} {path}: {error.strerror} ({where})", path=str(path)) from error
+            raise out_of_descriptors(f"cannot {verb} {path}", error, path=str(path)) or StorageError(
+                f"cannot {verb} {path}: {error.strerror} ({where})", path=str(path)
+            ) from error

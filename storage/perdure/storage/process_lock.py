@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.errors import StorageError, StoreLockedError, UnsupportedFileSystemError
 
 if TYPE_CHECKING:
@@ -104,7 +105,10 @@ class ProcessLock:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as error:
-                raise StorageError(f"cannot open the lock file {path}: {error.strerror}", path=str(path)) from error
+                what = f"cannot open the lock file {path}"
+                raise out_of_descriptors(what, error, path=str(path)) or StorageError(
+                    f"{what}: {error.strerror}", path=str(path)
+                ) from error
             try:
                 _flock(fcntl, descriptor, path)
                 if _is_current(descriptor, path):

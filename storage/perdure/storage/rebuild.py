@@ -27,6 +27,7 @@ import trio
 
 from perdure.storage.catalog import Catalog, FileRecord
 from perdure.storage.catalog_schema import STORAGE_PROBLEM
+from perdure.storage.descriptors import OutOfDescriptorsError, out_of_descriptors
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, PerdureError, StorageError
 from perdure.storage.keys import prefix_end
@@ -232,9 +233,13 @@ class OldCatalog:
     """The catalog that is being replaced: asked for what the files do not say, believed in nothing else."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._connection: sqlite3.Connection | None = None
         if path.exists():
-            self._connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
+            try:
+                self._connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
+            except sqlite3.Error as error:
+                _check_descriptors(path, error)
 
     @staticmethod
     def is_legible(path: Path) -> bool:
@@ -242,10 +247,16 @@ class OldCatalog:
         if not path.exists():
             return False
         try:
-            with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
-                return connection.execute("SELECT 1 FROM files LIMIT 1").fetchone() is not None
-        except sqlite3.Error:
+            connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+        except sqlite3.Error as error:
+            _check_descriptors(path, error)
             return False
+        with closing(connection):
+            try:
+                return connection.execute("SELECT 1 FROM files LIMIT 1").fetchone() is not None
+            except sqlite3.Error as error:
+                _check_descriptors(path, error)
+                return False
 
     def ask(self, file: str) -> CatalogRow | None:
         """The row it had for the workflow of this file; `None` when it had none or cannot be read."""
@@ -257,7 +268,8 @@ class OldCatalog:
                 " FROM files f JOIN workflows w USING (workflow_id) WHERE f.file = ?",
                 (file,),
             ).fetchone()
-        except (sqlite3.Error, UnicodeDecodeError):
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            _check_descriptors(self._path, error)
             self.close()
             return None
         name = parse_file_name(file)
@@ -274,6 +286,12 @@ class OldCatalog:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _check_descriptors(path: Path, error: Exception) -> None:
+    """Give up rather than go on without an old catalog that could be read if there were a descriptor for it."""
+    if (exhausted := out_of_descriptors(f"cannot open {path}", error, path=str(path))) is not None:
+        raise exhausted from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +350,8 @@ class _Rebuild:
                 return await read_row(driver, self._directory.workflows / file)
             finally:
                 await driver.aclose()
+        except OutOfDescriptorsError:
+            raise  # It is no problem of the workflow's.
         except PerdureError as error:
             return _Problem(str(error), isinstance(error, CorruptStoreError))
 

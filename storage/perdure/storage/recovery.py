@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perdure.storage.catalog import Catalog, FileRecord, Meta
+from perdure.storage.descriptors import OutOfDescriptorsError
 from perdure.storage.directory import DataDirectory, Host
 from perdure.storage.errors import CorruptStoreError, PerdureError
 from perdure.storage.naming import is_unknown_id
@@ -169,6 +170,8 @@ class Recovery:
                 row = await read_row(driver, self._directory.workflows / record.file)
             finally:
                 await driver.aclose()
+        except OutOfDescriptorsError:
+            raise  # It is no problem of the workflow's.
         except CorruptStoreError as error:
             catalog.mark(record, str(error), set_aside=True)
         except PerdureError as error:

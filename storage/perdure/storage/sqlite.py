@@ -131,6 +131,7 @@ class SqliteDriver:
             StoreBusyError: It is open already, here or in another process.
             CorruptStoreError: It is damaged and was set aside; or that happened earlier, and it was not put back.
             FormatVersionError: A newer Perdure wrote it.
+            OutOfDescriptorsError: A `StorageError`: no file descriptor is left; nothing is wrong with the file.
             StorageError: It is another program's, or cannot be read, written or made.
         """
         if value_bytes_max < 1:

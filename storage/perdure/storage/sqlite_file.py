@@ -10,12 +10,14 @@
    It is renamed before its connection is closed: closing checkpoints, unless SQLite sees that the file was moved.
 4. Opening costs the same whatever the file's size. Rejected: `PRAGMA quick_check` at every opening, which reads the
    whole file (1 ms for 10,000 rows) and finds nothing that SQLite does not report when it reads the same pages.
+5. What cannot be looked at is not judged: running out of file descriptors is reported as just that.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import stat
 import threading
 from contextlib import suppress
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
+from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.errors import (
     CorruptStoreError,
     FormatVersionError,
@@ -87,6 +90,7 @@ def open_file(
         StoreBusyError: It is open already, here or in another process.
         CorruptStoreError: It is damaged, and set aside now; or it was set aside earlier and not replaced since.
         FormatVersionError: A newer Perdure wrote it.
+        OutOfDescriptorsError: The process has no file descriptor left; nothing is wrong with the file.
         StorageError: It is not Perdure's, or cannot be read, written or made.
     """
     real_path = os.path.realpath(path)
@@ -142,11 +146,12 @@ def close_file(opened: OpenFile) -> None:
         _release(opened.identity)
 
 
-def set_aside(path: str, real_path: str, reason: str) -> CorruptStoreError:
+def set_aside(path: str, real_path: str, reason: str) -> StorageError:
     """Rename a damaged file and what belongs to it, durably, while its lock is still held.
 
     Returns:
-        The error to raise. When renaming fails it says so, and the file stays where it is.
+        The error to raise, a `CorruptStoreError`. When renaming fails it says so, and the file stays where it is; when
+        that is for want of a file descriptor, it is an `OutOfDescriptorsError`, and the next opening looks again.
     """
     now = datetime.now(UTC)
     target = f"{real_path}.corrupt-{now:%Y%m%dT%H%M%S.%fZ}"
@@ -159,7 +164,8 @@ def set_aside(path: str, real_path: str, reason: str) -> CorruptStoreError:
         sync_directory(os.path.dirname(real_path))
         moved = (target, *_move_companions(real_path, target))
     except OSError as error:
-        return CorruptStoreError(
+        what = f"cannot set aside {path}, which looks damaged ({reason})"
+        return out_of_descriptors(what, error, path=path) or CorruptStoreError(
             f"{path} is damaged ({reason}) and could not be set aside: {error.strerror} ({error.filename})", path=path
         )
     return CorruptStoreError(
@@ -182,30 +188,56 @@ def _find(path: str, real_path: str, *, create: bool) -> os.stat_result:
         create_file(path, real_path)
         return os.stat(real_path)
     except OSError as error:
-        raise StorageError(f"cannot open {path}: {error.strerror} ({error.filename})", path=path) from error
+        raise out_of_descriptors(f"cannot open {path}", error, path=path) or StorageError(
+            f"cannot open {path}: {error.strerror} ({error.filename})", path=path
+        ) from error
+    except sqlite3.Error as error:
+        # Of making the image that new files are copies of.
+        raise out_of_descriptors(f"cannot make {path}", error, path=path) or StorageError(
+            f"cannot make {path}: {error}", path=path
+        ) from error
 
 
 def _refuse_replacing(path: str, real_path: str) -> None:
-    """Refuse to put a new file in the place of one that was set aside."""
+    """Refuse to put a new file in the place of one that was set aside.
+
+    Raises:
+        CorruptStoreError: One was.
+        OSError: Whether one was cannot be told, as the note cannot be read.
+    """
     try:
         with open(_note_path(real_path), "rb") as file:
-            note: Any = json.loads(file.read())
-        target = str(note["file"])
+            text = file.read()
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError):
-        target = ""
+    target = _noted_target(real_path, text)
     moved: tuple[str, ...] = ()
     if target:
         # A crash may have come between the renames; a log left behind would be replayed into the repaired file.
         _move_companions(real_path, target)
         moved = tuple(name for suffix in ("", *_COMPANIONS) if os.path.exists(name := target + suffix))
     raise CorruptStoreError(
-        f"{path} was damaged and set aside ({target or _note_path(real_path)}); put a good copy back to go on, or "
-        f"remove {_note_path(real_path)} to start it afresh",
+        f"{path} was damaged and set aside{f' as {target}' if target else ''}; put a good copy back to go on, or "
+        f"remove the note {_note_path(real_path)} to start it afresh",
         path=path,
         set_aside=moved,
     )
+
+
+def _noted_target(real_path: str, text: bytes) -> str:
+    """Where a file was set aside, as its note says; if the note is spoilt, the latest beside it; if none is, `""`."""
+    directory, name = os.path.split(real_path)
+    try:
+        note: Any = json.loads(text)
+        # The directory may have been moved since.
+        target = os.path.basename(str(note["file"]))
+    except (ValueError, KeyError, TypeError):
+        target = max((entry for entry in os.listdir(directory) if _is_set_aside(entry, name)), default="")
+    return os.path.join(directory, target) if target else ""
+
+
+def _is_set_aside(entry: str, name: str) -> bool:
+    return entry.startswith(f"{name}.corrupt-") and entry.endswith("Z")
 
 
 def _note_path(real_path: str) -> str:
@@ -295,4 +327,6 @@ def _fail_open(error: Exception, fault: Fault, connection: Connection | None, pa
         case Fault.CORRUPT if connection is not None:
             raise set_aside(path, real_path, str(error)) from error
         case _:
-            raise StorageError(f"cannot open {path}: {error}", path=path) from error
+            raise out_of_descriptors(f"cannot open {path}", error, path=path) or StorageError(
+                f"cannot open {path}: {error}", path=path
+            ) from error

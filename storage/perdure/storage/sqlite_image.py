@@ -13,11 +13,13 @@ import os
 import sqlite3
 import sys
 import tempfile
-from errno import ENOSYS, ENOTSUP, EOPNOTSUPP, EPERM
+from contextlib import suppress
+from errno import EMFILE, ENOSYS, ENOTSUP, EOPNOTSUPP, EPERM
 from functools import cache
 from itertools import count
 from typing import Final
 
+from perdure.storage.descriptors import is_exhausted
 from perdure.storage.errors import StorageError
 from perdure.storage.sqlite_connection import PAGE_BYTES, Connection
 
@@ -139,8 +141,10 @@ def sync_directory(path: str) -> None:
 @cache
 def _image() -> bytes:
     """The bytes of an empty namespace, in WAL mode."""
-    with tempfile.TemporaryDirectory(prefix="perdure-") as directory:
-        file = os.path.join(directory, "image.sqlite")
+    # Not a `TemporaryDirectory`, as emptying that takes a descriptor, which may just have run out.
+    directory = tempfile.mkdtemp(prefix="perdure-")
+    file = os.path.join(directory, "image.sqlite")
+    try:
         connection = sqlite3.connect(file, isolation_level=None)
         try:
             for setting in (
@@ -153,7 +157,17 @@ def _image() -> bytes:
             ):
                 connection.execute(f"PRAGMA {setting}").fetchall()
             connection.execute("CREATE TABLE kv (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+        except sqlite3.Error as error:
+            # Asked before the connection gives its descriptors back.
+            if is_exhausted(error):
+                raise OSError(EMFILE, os.strerror(EMFILE), file) from error
+            raise
         finally:
             connection.close()
         with open(file, "rb") as image:
             return image.read()
+    finally:
+        for suffix in ("", "-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                os.unlink(file + suffix)
+        os.rmdir(directory)

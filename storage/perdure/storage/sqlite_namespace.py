@@ -22,6 +22,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final, NoReturn
 
+from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.driver import Batch
 from perdure.storage.errors import BatchRefusedError, CommitUnknownError, DriverClosedError, StorageError
 from perdure.storage.keys import prefix_end
@@ -193,7 +194,9 @@ class Namespace:
     def _read_failed(self, error: Exception, what: str) -> NoReturn:
         if self._map_error(error) is Fault.CORRUPT:
             self._set_aside(error)
-        raise StorageError(f"{what}: {error}", path=self.path) from error
+        raise out_of_descriptors(what, error, path=self.path) or StorageError(
+            f"{what}: {error}", path=self.path
+        ) from error
 
     def _set_aside(self, error: BaseException) -> NoReturn:
         corrupt = set_aside(self._file.path, self._file.real_path, str(error))

@@ -12,7 +12,7 @@ The caller holds the turn of the workflow (`Slot`).
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from perdure.storage.blocking import Blocking
 from perdure.storage.catalog import Catalog, FileRecord
 from perdure.storage.catalog_access import CatalogAccess
 from perdure.storage.catalog_schema import STORAGE_PROBLEM
+from perdure.storage.descriptors import OutOfDescriptorsError, out_of_descriptors
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, NamespaceNotFoundError, StorageError
 from perdure.storage.naming import WorkflowIdError, file_name, is_unknown_id, name_stem
@@ -114,7 +115,13 @@ class WorkflowFiles:
             )
         name = file_name(workflow_id, session=self._session, count=self._made)
         self._made += 1
-        driver = await self._open_driver(str(self.path(name)), create=True)
+        try:
+            driver = await self._open_driver(str(self.path(name)), create=True)
+        except OutOfDescriptorsError:
+            # It is empty and recorded nowhere; left there, there would be one more with every try.
+            with suppress(OSError):
+                await self._blocking.run(self._directory.remove, name)
+            raise
         try:
             with trio.CancelScope(shield=True):
                 await self._access.write(Catalog.put_file, FileRecord(workflow_id, name))
@@ -176,4 +183,6 @@ def file_errors(directory: Path) -> Generator[None, None, None]:
         yield
     except OSError as error:
         where = error.filename or directory
-        raise StorageError(f"cannot use {where}: {error.strerror}", path=str(where)) from error
+        raise out_of_descriptors(f"cannot use {where}", error, path=str(where)) or StorageError(
+            f"cannot use {where}: {error.strerror}", path=str(where)
+        ) from error
