@@ -21,7 +21,7 @@ __all__ = ["Pace", "storage_limiter", "tasks_waiting"]
 
 _WEIGHT: Final = 0.2
 _STALL_S: Final = 0.02
-_TRUSTED: Final = 5
+_TRUSTED: Final = 10
 """For how many more pieces of work it is believed that nobody waits: asking costs a third of a commit's own time."""
 _THREADS_MAX: Final = 16
 """Beyond this, more threads sync no faster (measured: 5,800 commits/s from one thread, 10,900 from 16)."""

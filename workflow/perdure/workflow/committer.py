@@ -18,7 +18,7 @@ from perdure.workflow.pending import Pending
 
 __all__ = ["COMMITS_PER_TURN", "Committer"]
 
-COMMITS_PER_TURN: Final = 8
+COMMITS_PER_TURN: Final = 16
 """How many commits a lone branch makes before it lets others run: a turn of the scheduler costs about half a step."""
 
 

@@ -14,7 +14,7 @@ from perdure.workflow.clock import Clock
 
 __all__ = ["IdGenerator", "Uuid7Generator"]
 
-_RANDOM_BITS: Final = 74
+_LOW_MAX: Final = (1 << 62) - 1
 
 
 class IdGenerator(Protocol):
@@ -34,7 +34,7 @@ class IdGenerator(Protocol):
 
 
 class Uuid7Generator:
-    """Version 7 UUIDs: 48 bits of milliseconds, then 74 bits that count up within a millisecond.
+    """Version 7 UUIDs: 48 bits of milliseconds, then 74 random bits; within a millisecond the last 62 of them count up.
 
     Args:
         clock: Gives the time part.
@@ -44,25 +44,27 @@ class Uuid7Generator:
     def __init__(self, clock: Clock, source: random.Random | None = None) -> None:
         self._clock = clock
         self._source = source or random.Random(os.urandom(16))
-        self._last = 0
+        self._set(0, 0, 0)
+
+    def _set(self, time_ms: int, middle: int, low: int) -> None:
+        self._time_ms = time_ms
+        self._middle = middle
+        self._low = low
+        # Made once in a millisecond: an id is made for every entry, and this is most of its text.
+        self._prefix = f"{time_ms >> 16:08x}-{time_ms & 0xFFFF:04x}-7{middle:03x}-"
 
     def next_id(self) -> str:
         """A new id, larger as text than every earlier one, also when the clock was set back."""
         now_ms = self._clock.now_ms()
-        if now_ms > self._last >> _RANDOM_BITS:
-            # The top bit of the random part starts as 0, so that counting up within a millisecond does not overflow.
-            value = (now_ms << _RANDOM_BITS) | self._source.getrandbits(_RANDOM_BITS - 1)
+        if now_ms > self._time_ms:
+            # The top bit of the counting part starts as 0, so that it does not overflow.
+            self._set(now_ms, self._source.getrandbits(12), self._source.getrandbits(61))
+        elif self._low < _LOW_MAX:
+            self._low += 1
         else:
-            value = self._last + 1
-        self._last = value
-        time_ms = value >> _RANDOM_BITS
-        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - made for every entry, and this is quickest
-            time_ms >> 16,
-            time_ms & 0xFFFF,
-            (value >> 62) & 0xFFF,
-            0x8000 | ((value >> 48) & 0x3FFF),
-            value & 0xFFFFFFFFFFFF,
-        )
+            self._set(self._time_ms + 1, 0, 0)
+        low = self._low
+        return f"{self._prefix}{0x8000 | (low >> 48):04x}-{low & 0xFFFFFFFFFFFF:012x}"
 
     def start_after(self, entry_id: str) -> None:
         """Make all further ids larger than this one, if it is a version 7 UUID; ignore it otherwise."""
@@ -73,8 +75,9 @@ class Uuid7Generator:
             number = int(digits, 16)
         except ValueError:
             return
-        value = ((number >> 80) << _RANDOM_BITS) | (((number >> 64) & 0xFFF) << 62) | (number & ((1 << 62) - 1))
-        self._last = max(self._last, value)
+        given = (number >> 80, (number >> 64) & 0xFFF, number & _LOW_MAX)
+        if given > (self._time_ms, self._middle, self._low):
+            self._set(*given)
 
     def random_bytes(self, count: int) -> bytes:
         """Random bytes from the same source."""

@@ -71,6 +71,8 @@ class Pending:
     def take(self) -> Batch:
         """Everything pending, as one batch; nothing is pending afterwards."""
         puts, self._puts = self._puts, {}
+        if not (self._deletes or self._prefixes or self._ranges or self._alarm):
+            return Batch(list(puts.items()), [], [], [], None)  # the usual case
         deletes, self._deletes = self._deletes, {}
         prefixes, self._prefixes = self._prefixes, []
         ranges, self._ranges = self._ranges, []

@@ -109,22 +109,20 @@ class Scope:
         """
         if self.activation.closing is not None:
             return call  # which raises the signal; that an earlier one did so too is no forgotten await
-        try:
-            self._check_awaited(f"before {operation} {name!r} was asked for; do one thing at a time in a scope")
-        except FaultError as error:
+        if self._unawaited is not None:
             call.close()
+            error = self._forgotten(f"before {operation} {name!r} was asked for; do one thing at a time in a scope")
             self.activation.fault(error)
-            raise
+            raise error
         self._unawaited = call, operation, name
         return call
 
-    def _check_awaited(self, when: str) -> None:
-        if self._unawaited is None:
-            return
+    def _forgotten(self, when: str) -> OperationInProgressError:
+        assert self._unawaited is not None, "an operation was handed out and not begun"
         (call, operation, name), self._unawaited = self._unawaited, None
         call.close()
         what = f"{operation} {name!r}"
-        raise OperationInProgressError(
+        return OperationInProgressError(
             f"ctx.{what} at {self.path_text()} was called but not awaited {when}, and write "
             f"`await ctx.{operation}({name!r}, ...)`",
             name=what,
@@ -186,7 +184,8 @@ class Scope:
             OperationInProgressError: An operation is still in progress.
         """
         self.is_closed = True
-        self._check_awaited("before the function ended, so it never ran; await every operation")
+        if self._unawaited is not None:
+            raise self._forgotten("before the function ended, so it never ran; await every operation")
         if self._busy is not None:
             raise OperationInProgressError(
                 f"the function at {self.path_text()} ended while {self._busy_text()} was in progress; await every operation",
