@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import trio
 from harness import CrashingDriver, Namespace, SimulatedCrashError, host
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, MemoryDriver, ValueTooLargeError, layout
+from perdure.storage import (
+    Batch,
+    BatchRefusedError,
+    CommitUnknownError,
+    Driver,
+    MemoryDriver,
+    ValueTooLargeError,
+    layout,
+)
 from perdure.storage.schema import Entry, SleepEntry, SleepState
 from perdure.workflow import Context, RunMode, WorkflowState
+from perdure.workflow.checks import check_driver
 from perdure.workflow.committer import Committer
 from perdure.workflow.history import History, Node
 from perdure.workflow.pending import Pending
@@ -375,3 +384,28 @@ def fail_at_step(driver: TroubledDriver, name: str, failure: Failure) -> Callabl
         await usual(batch)
 
     return batch
+
+
+async def test_a_wrapper_that_delegates_sees_every_batch() -> None:
+    """S38: `batch_nowait` counts only where the driver's own class has it, on every version of Python."""
+
+    class Watching:
+        def __init__(self, inner: MemoryDriver) -> None:
+            self._inner = inner
+            self.batches: list[Batch] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        async def batch(self, batch: Batch) -> None:
+            self.batches.append(batch)
+            await self._inner.batch(batch)
+
+    watching = Watching(MemoryDriver())
+    check_driver(watching)
+    pending = Pending()
+    committer = Committer(cast("Driver", watching), pending, is_alone=True)
+    for number in range(20):
+        pending.put(b"key", bytes([number]))
+        await committer.commit()
+    assert len(watching.batches) == 20

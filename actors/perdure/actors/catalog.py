@@ -19,7 +19,8 @@ from typing import Final
 
 import trio
 
-from perdure.storage import Batch, CatalogRow, Driver, NowaitDriver, StorageError, Store, layout
+from perdure.storage import Batch, CatalogRow, Driver, StorageError, Store, layout
+from perdure.storage.driver import nowait_batch
 from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
 from perdure.workflow.states import TERMINAL_STATES, WorkflowState
@@ -149,7 +150,7 @@ class CatalogedDriver:
 
     def __init__(self, inner: Driver, keeper: CatalogKeeper, row: CatalogRow) -> None:
         self._inner = inner
-        self._batch_nowait = inner.batch_nowait if isinstance(inner, NowaitDriver) else None
+        self._batch_nowait = nowait_batch(inner)
         self._keeper = keeper
         self._activation: Activation | None = None
         self._standing = _Standing(row.state, row.next_wake_ms, 0)

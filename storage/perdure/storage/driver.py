@@ -12,11 +12,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["VALUE_BYTES_MAX", "AlarmChange", "Batch", "Driver", "NowaitDriver"]
+__all__ = ["VALUE_BYTES_MAX", "AlarmChange", "Batch", "Driver", "NowaitDriver", "nowait_batch"]
 
 VALUE_BYTES_MAX = 976 * 1024
 """Largest value, in bytes, that every driver takes; the reference engine's limit for one write."""
@@ -135,7 +135,8 @@ class Driver(Protocol):
 class NowaitDriver(Protocol):
     """What a driver may offer besides: a batch without waiting, which spares a lone workflow's commit half its own cost.
 
-    A driver that wraps another and watches its batches must not pass this method on unseen.
+    It counts only where the driver's class has it: one that wraps another and delegates with `__getattr__` would
+    otherwise pass on, unseen, what it watches.
     """
 
     def batch_nowait(self, batch: Batch) -> bool:
@@ -148,3 +149,8 @@ class NowaitDriver(Protocol):
             BatchRefusedError, CommitUnknownError: As `Driver.batch`.
         """
         ...
+
+
+def nowait_batch(driver: Driver) -> Callable[[Batch], bool] | None:
+    """The driver's `batch_nowait`, if its class has one."""
+    return driver.batch_nowait if hasattr(type(driver), "batch_nowait") and isinstance(driver, NowaitDriver) else None

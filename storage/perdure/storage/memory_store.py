@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perdure.storage.driver import Batch, Driver, NowaitDriver
+from perdure.storage.driver import Batch, Driver, nowait_batch
 from perdure.storage.errors import (
     DriverClosedError,
     NamespaceNotFoundError,
@@ -264,7 +264,8 @@ class _HeldDriver:
 
     def batch_nowait(self, batch: Batch) -> bool:
         driver = self._open
-        return isinstance(driver, NowaitDriver) and driver.batch_nowait(batch)
+        batch_nowait = nowait_batch(driver)
+        return batch_nowait is not None and batch_nowait(batch)
 
     async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
         await self._open.set_alarm(workflow_id, wake_at_ms)

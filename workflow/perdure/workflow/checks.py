@@ -33,6 +33,7 @@ NAME_BYTES_MAX: Final = 512
 """Longest name of an entry or a message, in bytes of UTF-8."""
 
 _LABEL_CHARACTERS_MAX: Final = 16 * 1024
+_DRIVER_MEMBERS: Final = tuple(name for name in vars(Driver) if not name.startswith("_"))
 _U64_MAX: Final = 2**64 - 1
 _U32_MAX: Final = 2**32 - 1
 
@@ -167,8 +168,9 @@ def check_when_ms(when: object, operation: str) -> int:
 
 
 def check_driver(driver: object) -> None:
-    """Refuse what is no driver."""
-    if isinstance(driver, type) or not isinstance(driver, Driver):
+    """Refuse what is no driver. One that delegates with `__getattr__` is one."""
+    # Not isinstance: from Python 3.12 on, a protocol's check does not see what __getattr__ gives.
+    if isinstance(driver, type) or not all(hasattr(driver, member) for member in _DRIVER_MEMBERS):
         raise InvalidArgumentError(
             f"a driver is needed, not {type(driver).__name__}; write for example `await SqliteDriver.open(path, create=True)`"
         )

@@ -13,7 +13,8 @@ from typing import Final
 
 import trio
 
-from perdure.storage import Batch, BatchRefusedError, Driver, NowaitDriver, commit_batch
+from perdure.storage import Batch, BatchRefusedError, Driver, commit_batch
+from perdure.storage.driver import nowait_batch
 from perdure.workflow.pending import Pending
 
 __all__ = ["COMMITS_PER_TURN", "Committer"]
@@ -41,7 +42,7 @@ class Committer:
         self._commits_in_turn = 0
         self._driver = driver
         self._pending = pending
-        self._batch_nowait = driver.batch_nowait if isinstance(driver, NowaitDriver) and driver.atomic_batch else None
+        self._batch_nowait = nowait_batch(driver) if driver.atomic_batch else None
         self._writing: trio.Event | None = None
         self.durable_version: int = pending.version
         self.commits: int = 0
