@@ -136,7 +136,12 @@ class RawTwin:
 
 
 async def in_turns(rounds: int, *sides: Callable[[], Awaitable[float]]) -> list[list[float]]:
-    """Measure each side in turn, so that a change of the machine's mood meets them all; seconds by side and round."""
+    """Measure each side in turn, so that a change of the machine's mood meets them all; seconds by side and round.
+
+    A first round warms up (imports, the adaptive interpreter, the disk's own state) and does not count.
+    """
+    for side in sides:
+        await side()
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for side, measured in zip(sides, seconds, strict=True):

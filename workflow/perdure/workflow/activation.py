@@ -196,6 +196,14 @@ class Activation:
             self._close(Closing.STORAGE, error)
             raise SuspendSignal from error
 
+    def commit_nowait(self) -> bool:
+        """`commit`, where it can be done without waiting; returns whether it was."""
+        try:
+            return self._committer.commit_nowait()
+        except Exception as error:
+            self._close(Closing.STORAGE, error)
+            raise SuspendSignal from error
+
     async def commit_from_outside(self) -> None:
         """The same for callers outside of the workflow, who get the storage's error."""
         try:

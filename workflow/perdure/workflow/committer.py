@@ -53,6 +53,10 @@ class Committer:
         """Whether everything recorded so far is durable."""
         return self.durable_version >= self._pending.version
 
+    def commit_nowait(self) -> bool:
+        """`commit`, where it can be done without waiting; returns whether it was."""
+        return self.durable_version >= self._pending.version or (self.is_alone and self._write_nowait())
+
     async def commit(self) -> None:
         """Return once everything recorded before the call is durable.
 
@@ -63,7 +67,7 @@ class Committer:
             StorageError: Whether it was written is unknown.
         """
         target = self._pending.version
-        if self.is_alone and self.durable_version < target and self._write_nowait():
+        if self.commit_nowait():
             return
         while self.durable_version < target:
             if self.broken is not None:

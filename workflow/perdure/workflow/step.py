@@ -190,7 +190,9 @@ async def run_step(operation: Operation, fn: Callable[..., Any], args: tuple[Any
     found = operation.find(StepEntry)
     if found is None:
         operation.check_is_next()
-        return await _Attempts(operation, activation, fn, args, options, None, EntryMetadata()).run()
+        attempts = _Attempts(operation, activation, fn, args, options, None, EntryMetadata())
+        outcome = await attempts.attempt()
+        return outcome[0] if outcome is not None else await attempts.run()
     node, entry, kind = found
     if kind.output is not None:
         await activation.replayed()
@@ -269,11 +271,11 @@ class _Attempts:
                     await self._activation.park(Wait(retry_at_ms, wakeable=True), self._operation)
                     continue  # wake() may have made it due
                 self._activation.hold_steps()  # the failure is durable before the next attempt, also without a pause
-            outcome = await self._attempt()
+            outcome = await self.attempt()
             if outcome is not None:
                 return outcome[0]
 
-    async def _attempt(self) -> tuple[Any] | None:
+    async def attempt(self) -> tuple[Any] | None:
         """Run the function once and record what came of it: its value in a tuple, or `None` if it is to be retried."""
         activation, metadata, options = self._activation, self._metadata, self._options
         if not self._is_async:
@@ -376,7 +378,7 @@ class _Attempts:
         self._record(StepEntry(data, last_error))
         if self._options.ephemeral:
             await trio.lowlevel.checkpoint()
-        else:
+        elif not activation.commit_nowait():
             await activation.commit()
         return (value,)
 
