@@ -308,3 +308,29 @@ async def test_a_misuse_outside_of_an_operation_keeps_the_state_too(
             await process.stop(wrong)
         await process.restart()
         assert await process.finish(right) == 42
+
+
+async def test_evictions_from_outside_count_no_crash_and_keep_what_was_recorded(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S18, S33: cancelled from outside as often as one likes, also behind an ephemeral step, the workflow goes on."""
+    runs = 0
+
+    async def once() -> int:
+        nonlocal runs
+        runs += 1
+        return runs
+
+    async def workflow(ctx: Context, _: None) -> int:
+        number = await ctx.step("ephemeral", once, ephemeral=True)
+        await ctx.step("long", trio.sleep, 100, timeout=0)
+        return number
+
+    for _ in range(12):
+        with trio.move_on_after(1):
+            await run_workflow("w", workflow, None, await namespace.driver(), mode=mode, clock=MovableClock())
+        assert await (await namespace.driver()).get(layout.IDLE_ACTIVATIONS_KEY) is None
+        await namespace.restart()
+    async with host(namespace, mode, workflow_id="w") as process:
+        assert await process.finish(workflow) == 1
+    assert runs == 1

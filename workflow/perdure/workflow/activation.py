@@ -227,7 +227,7 @@ class Activation:
         if self.closing is None or reason > self.closing:
             self.closing = reason
             self._error = error
-            if reason in (Closing.USER_CANCELLED, Closing.FAULT):
+            if reason is Closing.FAULT:
                 self.history.pending.keep_mail()  # the code was wrong: nothing that it recorded is written
         self._cancel_scope.cancel()
 
