@@ -8,6 +8,8 @@ A page's fences say what happens to them:
     sh killed       runs in its turn, and has to end by SIGKILL
     output          is what the block before it prints (among other lines, in this order)
     sh              is not run: it installs things, or is for another place
+    text            is not run: a grammar, or a picture
+    bare, hex       a schema, and bytes with an explanation: `test_storage_format.py` runs the one and checks the other
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 API = DOCS / "reference" / "api.md"
-KINDS = {"python", "sh", "sh run", "sh killed", "output"}
+KINDS = {"python", "sh", "sh run", "sh killed", "output", "text", "bare", "hex"}
 TIMEOUT_S = 60
 KILLED = 128 + 9
 

@@ -128,7 +128,7 @@ COMPLETION_SEQUENCE_KEY: Final = pack((_OWN, 5))
 SEED_KEY: Final = pack((_OWN, 6))
 """16 bytes: what the workflow's random values derive from."""
 MAILBOX_SEQUENCE_KEY: Final = pack((_OWN, 7))
-"""u64: the last number given to a message."""
+"""u64: the number that the next message gets."""
 ATTRIBUTES_KEY: Final = pack((_OWN, 8))
 """CBOR map."""
 PARENT_KEY: Final = pack((_OWN, 9))
