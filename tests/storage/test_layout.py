@@ -66,6 +66,7 @@ def test_built_keys_never_change() -> None:
     assert entry_key((0, LoopIteration(0, 14), 1)).hex() == "1502140514150e001501"
     assert metadata_key("a").hex() == "1504026100"
     assert message_key(256).hex() == "1521160100"
+    assert message_key(-1).hex() == "152113fe"
     assert dedup_key("a").hex() == "1522026100"
     assert detail_key("a").hex() == "1523026100"
     assert loop_start_key("a", 3).hex() == "15240261001503"
@@ -79,6 +80,8 @@ def test_built_keys_never_change() -> None:
         (parse_entry_key, entry_key((5, LoopIteration(5, 2**32 - 1), 0)), (5, LoopIteration(5, 2**32 - 1), 0)),
         (parse_metadata_key, metadata_key("ä\x00/~:"), "ä\x00/~:"),
         (parse_message_key, message_key(2**64 - 1), 2**64 - 1),
+        (parse_message_key, message_key(-1), -1),
+        (parse_message_key, message_key(-(2**63)), -(2**63)),
         (parse_dedup_key, dedup_key(""), ""),
         (parse_detail_key, detail_key("x"), "x"),
     ],
@@ -141,7 +144,7 @@ def test_parsers_take_their_own_keys_only(parser: str, key: str) -> None:
         (parse_entry_key, pack((2, (0, (1,))))),
         (parse_metadata_key, pack((4, 1))),
         (parse_metadata_key, pack((4, b"a"))),
-        (parse_message_key, pack((33, -1))),
+        (parse_message_key, pack((33, -(2**63) - 1))),
         (parse_message_key, pack((33, "1"))),
         (parse_dedup_key, pack((34, 1))),
         (parse_detail_key, pack((35, 1))),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
+import pytest
 import trio
 from harness import MovableClock, Namespace, host
 from hypothesis import given
@@ -22,7 +24,7 @@ from perdure.workflow import (
     run_workflow,
     start_workflow,
 )
-from perdure.workflow.mailbox import DEDUP_MAX, Mailbox
+from perdure.workflow.mailbox import DEDUP_MAX, Letter, Mailbox
 from perdure.workflow.pending import Pending
 
 
@@ -261,6 +263,95 @@ class TestOrder:
                 assert len(mailbox) == len(model)
 
         trio.run(main)
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("send"), st.sampled_from("abc")),
+                st.tuples(st.just("take"), st.sets(st.sampled_from("abc"), min_size=1) | st.none()),
+                st.tuples(st.just("return"), st.integers(min_value=1, max_value=4)),
+                st.tuples(st.just("return to front"), st.integers(min_value=1, max_value=4)),
+                st.tuples(st.just("reload"), st.none()),
+            ),
+            max_size=60,
+        ),
+        st.integers(min_value=1, max_value=4),
+    )
+    def test_what_is_given_back_is_read_again_in_its_turn(self, acts: list[tuple[str, Any]], count: int) -> None:
+        """S26, S27: against a plain list as model: back to the old place, or before everything; over reloads."""
+
+        async def main() -> None:
+            driver = MemoryDriver()
+            pending = Pending()
+            mailbox = await Mailbox.load(driver, pending)
+            model: list[Letter] = []
+            out: list[Letter] = []  # what was read, latest last
+            places: list[Letter] = []  # all there are, in the order in which they are to be read
+
+            def waiting() -> list[Letter]:
+                return [letter for letter in places if letter in model]
+
+            for number, (act, what) in enumerate(acts):
+                if act == "send":
+                    letter = mailbox.write(MailboxMessage(f"m-{number}", what, encode_value(number), 0), remember=False)
+                    mailbox.offer(letter)
+                    model.append(letter)
+                    places.append(letter)
+                elif act == "take":
+                    letters = mailbox.take(what, count)
+                    expected = [letter for letter in waiting() if what is None or letter.message.name in what][:count]
+                    assert letters == expected
+                    for letter in letters:
+                        model.remove(letter)
+                    out += letters
+                elif act in ("return", "return to front"):
+                    for letter in reversed(out[-what:]):
+                        back = mailbox.put_back(letter.message, letter.sequence if act == "return" else None)
+                        mailbox.offer(back)
+                        model.append(back)
+                        if back.sequence == letter.sequence:
+                            continue
+                        assert act == "return to front" or letter.sequence < 0
+                        places.remove(letter)
+                        places.insert(0, back)
+                    del out[-what:]
+                else:
+                    await commit_batch(driver, pending.take())
+                    pending = Pending()
+                    mailbox = await Mailbox.load(driver, pending)
+                assert len(mailbox) == len(model)
+                assert [letter.sequence for letter in waiting()] == sorted({letter.sequence for letter in model})
+            assert mailbox.take(None, len(model) + 1) == waiting()
+
+        trio.run(main)
+
+    @pytest.mark.parametrize("order", list(permutations(range(4))))
+    async def test_what_becomes_durable_in_another_order_is_read_in_its_own(self, order: tuple[int, ...]) -> None:
+        """S26: FIFO per name, in whichever order the writes of several senders or returns end."""
+        mailbox = await Mailbox.load(MemoryDriver(), Pending())
+        letters = [mailbox.write(MailboxMessage(f"m-{n}", "a", encode_value(n), 0), remember=False) for n in range(3)]
+        letters.insert(0, mailbox.put_back(MailboxMessage("m-back", "a", encode_value(None), 0), None))
+        for index in order:
+            mailbox.offer(letters[index])
+        assert mailbox.take(["a"], 9) == letters
+
+    async def test_a_return_that_faulty_code_recorded_is_not_written_but_arriving_mail_is(self) -> None:
+        """S27: the history of a fault's run is dropped, and so is the return of a message that stays recorded as read."""
+        driver, pending = MemoryDriver(), Pending()
+        mailbox = await Mailbox.load(driver, pending)
+        mailbox.offer(mailbox.write(MailboxMessage("m-0", "a", encode_value(0), 0), remember=False))
+        await commit_batch(driver, pending.take())
+        [letter] = mailbox.take(None, 1)
+        await commit_batch(driver, pending.take())
+        mailbox.put_back(letter.message, letter.sequence)
+        mailbox.put_back(letter.message, None)
+        arriving = mailbox.write(MailboxMessage("m-1", "a", encode_value(1), 0), remember=False)
+        pending.keep_mail()
+        await commit_batch(driver, pending.take())
+        assert [key for key, _ in await driver.list(layout.MAILBOX_PREFIX)] == [layout.message_key(arriving.sequence)]
+        mailbox.put_back(letter.message, letter.sequence)
+        await commit_batch(driver, pending.take())
+        assert len(await driver.list(layout.MAILBOX_PREFIX)) == 2
 
     async def test_a_sequence_is_never_used_again_even_when_the_mailbox_was_empty(self) -> None:
         driver = MemoryDriver()

@@ -94,7 +94,7 @@ OWN_PREFIX: Final = pack((_OWN,))
 """Before the fields that Perdure adds."""
 
 MAILBOX_PREFIX: Final = pack((_MAILBOX,))
-"""Waiting messages, by sequence; values are versioned BARE."""
+"""Waiting messages, by sequence; values are versioned BARE. Negative sequences are of messages that were put back first."""
 
 DEDUP_PREFIX: Final = pack((_DEDUP,))
 """Message ids that were seen."""
@@ -165,7 +165,7 @@ def metadata_key(entry_id: str) -> bytes:
 
 
 def message_key(sequence: int) -> bytes:
-    """Key of a waiting message, by its place in the mailbox (0 to 2**64 - 1)."""
+    """Key of a waiting message, by its place in the mailbox (-2**63 to 2**64 - 1)."""
     return MAILBOX_PREFIX + pack((sequence,))
 
 
@@ -251,7 +251,7 @@ def parse_message_key(key: bytes) -> int:
         KeyDecodeError: It is another key.
     """
     sequence = _single(key, _MAILBOX, "mailbox")
-    if not isinstance(sequence, int) or sequence < 0:
+    if not isinstance(sequence, int) or sequence < -(2**63):
         raise _foreign(key, "mailbox")
     return sequence
 

@@ -4,11 +4,16 @@
 2. Order is by sequence number; a read takes the oldest message that it may, so each sender's messages keep their order.
 3. A message is offered to readers only once it is durable.
 4. An `id=` given by the sender is remembered (the last `DEDUP_MAX` of them), so that sending it again delivers nothing.
+5. A message that is given back returns to the number it had. One whose number is not known goes before everything else, at
+   a number below 0: whatever was read is older than what of its name still waits. Messages whose numbers are not known are
+   given back latest read first. The rejected alternative, to renumber what waits, would rewrite the whole mailbox, and take
+   numbers that messages which are out, in a branch of a race, may still return to.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -26,7 +31,7 @@ DEDUP_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message and its place in the mailbox."""
+    """A message and its place in the mailbox: the lower the number, the earlier it is read."""
 
     sequence: int
     message: MailboxMessage
@@ -40,6 +45,7 @@ class Mailbox:
         self._by_name: dict[str, deque[Letter]] = {}
         self._count = 0
         self._next_sequence = 0
+        self._in_front: set[int] = set()  # the numbers below 0 that are taken
         self._known_ids: dict[str, int] | None = None
 
     @classmethod
@@ -49,7 +55,10 @@ class Mailbox:
         for key, value in await driver.list(layout.MAILBOX_PREFIX):
             sequence = layout.parse_message_key(key)
             mailbox.offer(Letter(sequence, decode_message(value)))
-            mailbox._next_sequence = sequence + 1
+            if sequence < 0:
+                mailbox._in_front.add(sequence)
+            else:
+                mailbox._next_sequence = sequence + 1
         await mailbox._load_sequence(driver)
         return mailbox
 
@@ -108,16 +117,45 @@ class Mailbox:
             kept = deque(letter for letter in queue if letter.message.id not in message_ids)
             for letter in queue:
                 if letter.message.id in message_ids:
-                    self._pending.delete(layout.message_key(letter.sequence))
+                    self._remove(letter)
             self._count -= len(queue) - len(kept)
             if kept:
                 self._by_name[name] = kept
             else:
                 del self._by_name[name]
 
+    def put_back(self, message: MailboxMessage, sequence: int | None) -> Letter:
+        """Return a message that was read to its place; it is durable with the next commit, and is then to be offered.
+
+        Args:
+            message: What was read. Its id stays remembered.
+            sequence: The number that it had, or `None` where that is not known. Without a number, or if it is a number below
+                0 that another has now, the message goes before everything else; so of several messages the one that was
+                read last is to be given back first.
+        """
+        if sequence is None or sequence in self._in_front:
+            sequence = self.place_in_front()
+        elif sequence < 0:
+            self._in_front.add(sequence)
+        letter = Letter(sequence, message)
+        self._pending.put_returned(layout.message_key(sequence), encode_message(message))
+        return letter
+
+    def place_in_front(self) -> int:
+        """A free number before everything else in the mailbox; it is taken from then on."""
+        sequence = min(self._in_front, default=0) - 1
+        self._in_front.add(sequence)
+        return sequence
+
     def offer(self, letter: Letter) -> None:
-        """Let readers see a durable message."""
-        self._by_name.setdefault(letter.message.name, deque()).append(letter)
+        """Let readers see a durable message, at its place among those of its name."""
+        queue = self._by_name.setdefault(letter.message.name, deque())
+        if not queue or letter.sequence > queue[-1].sequence:  # the usual case
+            queue.append(letter)
+        elif letter.sequence < queue[0].sequence:
+            queue.appendleft(letter)
+        else:
+            queue.insert(bisect_left(queue, letter.sequence, key=lambda waiting: waiting.sequence), letter)
         self._count += 1
 
     def take(self, names: Iterable[str] | None, count: int) -> list[Letter]:
@@ -135,10 +173,14 @@ class Mailbox:
             letter = queue.popleft()
             taken.append(letter)
             self._count -= 1
-            self._pending.delete(layout.message_key(letter.sequence))
+            self._remove(letter)
             if queue:
                 heapq.heapreplace(heads, (queue[0].sequence, name))
             else:
                 del self._by_name[name]
                 heapq.heappop(heads)
         return taken
+
+    def _remove(self, letter: Letter) -> None:
+        self._in_front.discard(letter.sequence)
+        self._pending.delete(layout.message_key(letter.sequence))

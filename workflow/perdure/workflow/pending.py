@@ -20,7 +20,7 @@ class Pending:
         version: Counts changes; a commit that took version `n` made all changes up to `n` durable.
     """
 
-    __slots__ = ("_alarm", "_deletes", "_prefixes", "_puts", "_ranges", "version")
+    __slots__ = ("_alarm", "_deletes", "_prefixes", "_puts", "_ranges", "_returned", "version")
 
     def __init__(self) -> None:
         self.version: int = 0
@@ -28,12 +28,18 @@ class Pending:
         self._deletes: dict[bytes, None] = {}
         self._prefixes: list[bytes] = []
         self._ranges: list[tuple[bytes, bytes]] = []
+        self._returned: set[bytes] = set()
         self._alarm: AlarmChange | None = None
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write one value."""
         self.version += 1
         self._puts[key] = value
+
+    def put_returned(self, key: bytes, value: bytes) -> None:
+        """Write a message that the workflow's code gives back, which is not one on its way into the mailbox."""
+        self.put(key, value)
+        self._returned.add(key)
 
     def delete(self, key: bytes) -> None:
         """Remove one key."""
@@ -62,7 +68,7 @@ class Pending:
 
     def keep_mail(self) -> None:
         """Drop everything but messages on their way into the mailbox: those were not recorded by the workflow's code."""
-        self._puts = {key: value for key, value in self._puts.items() if _is_mail(key)}
+        self._puts = {key: value for key, value in self._puts.items() if _is_mail(key) and key not in self._returned}
         self._deletes = {key: None for key in self._deletes if key.startswith(layout.DEDUP_PREFIX)}
         self._prefixes.clear()
         self._ranges.clear()
@@ -71,6 +77,7 @@ class Pending:
     def take(self) -> Batch:
         """Everything pending, as one batch; nothing is pending afterwards."""
         puts, self._puts = self._puts, {}
+        self._returned.clear()
         if not (self._deletes or self._prefixes or self._ranges or self._alarm):
             return Batch(list(puts.items()), [], [], [], None)  # the usual case
         deletes, self._deletes = self._deletes, {}
