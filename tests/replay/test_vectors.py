@@ -35,7 +35,7 @@ from perdure.storage.schema import (
 from perdure.workflow import Break, Context, Continue, RunMode, WorkflowFailedError, WorkflowState, current_step
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-FILES = ("order", "retry", "sleep", "loop", "loopdone", "values", "errmeta")
+FILES = ("order", "retry", "sleep", "loop", "loopdone", "values", "errmeta", "migrate")
 Dump = dict[bytes, bytes]
 
 MESSAGE_ID = "11111111-2222-4333-8444-555555555555"
@@ -139,6 +139,12 @@ async def errmeta(ctx: Context, _: object) -> None:
     raise PaymentError
 
 
+async def migrate(ctx: Context, _: object) -> int:
+    await ctx.removed("old-validation", "step")
+    version = await ctx.get_version("pricing", 2)
+    return await ctx.step("price", give, "price", version * 10)
+
+
 WORKFLOWS: dict[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "order": order,
     "retry": retry,
@@ -147,6 +153,7 @@ WORKFLOWS: dict[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "loopdone": counting(None),
     "values": values,
     "errmeta": errmeta,
+    "migrate": migrate,
 }
 
 OUTCOMES: dict[str, Any] = {"sleep": "woke", "loop": {"total": 45}}
@@ -161,6 +168,7 @@ EFFECTS: dict[str, list[list[str]]] = {
     "loopdone": [[]],
     "values": [[]],
     "errmeta": [[]],
+    "migrate": [[]],
 }
 
 
@@ -451,6 +459,7 @@ BYTE_EQUAL: dict[str, set[str]] = {
     "loopdone": {"name", "field", "metadata", "StepEntry"},
     "values": {"name", "field", "metadata", "StepEntry"},
     "errmeta": {"field"},
+    "migrate": {"name", "field", "metadata", "StepEntry", "RemovedEntry", "VersionCheckEntry"},
 }
 """What must at least have been compared byte by byte, so that the test cannot pass by leaving everything out."""
 

@@ -50,6 +50,7 @@ from perdure.workflow.types import (
     WorkflowResult,
     WorkflowSnapshot,
 )
+from perdure.workflow.versions import RemovableKind
 
 __all__ = [
     "ANY_MESSAGE",
@@ -73,6 +74,7 @@ __all__ = [
     "OperationInProgressError",
     "QueueReader",
     "QueueTimeoutError",
+    "RemovableKind",
     "RollbackError",
     "RunMode",
     "SleepOutcome",

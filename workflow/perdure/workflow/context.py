@@ -2,7 +2,7 @@
 
 1. A method here checks its arguments and claims its name; what it does is in the module of its primitive.
 2. A wrong argument is a fault, not a failure: nothing is recorded, and with right code the workflow goes on.
-3. Every operation is durable when it returns, and is a checkpoint unless it replays.
+3. Every operation is durable when it returns, unless it says otherwise, and is a checkpoint unless it replays.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from perdure.workflow.scope import Operation, OperationName, Scope
 from perdure.workflow.sleep import run_sleep
 from perdure.workflow.step import check_step_options, run_step, usual_options
 from perdure.workflow.types import Break, Continue, Message, SleepOutcome
+from perdure.workflow.versions import RemovableKind, check_kind, run_get_version, run_removed
 
 __all__ = ["Context", "QueueReader", "WorkflowLogger"]
 
@@ -333,3 +334,41 @@ class Context:
             if history_size is not None:
                 size = check_count(history_size, "history_size", least=0, example="history_size=20")
             return await run_loop(operation, body, state, interval, size)
+
+    @_in_turn("get_version")
+    async def get_version(self, name: str, latest: int) -> int:
+        """Which version of the code that follows this workflow is to run: the same on every run.
+
+        `latest` where the workflow gets here for the first time; 1 if earlier code, which did not ask, got past here already:
+        recorded entries are still ahead in this scope. Each iteration of a loop, and each branch, decides for itself.
+
+        Recorded, and durable before the next step function runs and before the next wait.
+
+        Args:
+            name: The decision's name, unique within its scope.
+            latest: The newest version that the code knows, 1 to 2**32 - 1.
+
+        Returns:
+            1 to the `latest` of the run that decided. Code has to keep what a version did for as long as workflows have it.
+        """
+        with Operation(self._scope, name, "get_version") as operation:
+            return await run_get_version(operation, check_count(latest, "latest", least=1, example="latest=2"))
+
+    @_in_turn("removed")
+    async def removed(self, name: str, kind: RemovableKind) -> None:
+        """Stand where the code of an operation was taken out, so that history that holds it is no divergence.
+
+        All that is recorded below the name is passed over. It has to come before new operations of its scope, as nothing new
+        may begin while recorded entries are ahead. Where nothing is recorded, it records itself, durable with the next write;
+        so it stays in the code until every workflow that has met it has ended.
+
+        Args:
+            name: What the operation was called.
+            kind: What it was: `step`, `loop`, `sleep`, `message` (a queue read, waiting or finished), `rollback_checkpoint`,
+                `join`, `race`, `version_check` or `try_block`.
+
+        Raises:
+            HistoryDivergedError: History holds another kind there.
+        """
+        with Operation(self._scope, name, "removed") as operation:
+            await run_removed(operation, check_kind(kind))

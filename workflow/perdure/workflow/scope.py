@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import trio
 
-from perdure.storage.schema import KIND_NAMES, Entry, EntryKind, Location, Segment
+from perdure.storage.schema import (
+    KIND_NAMES,
+    Entry,
+    EntryKind,
+    Location,
+    MessageEntry,
+    RemovedEntry,
+    Segment,
+    SleepEntry,
+)
 from perdure.workflow.checks import check_name
 from perdure.workflow.errors import (
     DuplicateNameError,
@@ -30,14 +39,16 @@ from perdure.workflow.errors import (
     OperationInProgressError,
     SuspendSignal,
 )
-from perdure.workflow.history import Node
+from perdure.workflow.history import History, Node
 
 if TYPE_CHECKING:
     from perdure.workflow.activation import Activation
 
-__all__ = ["Operation", "OperationName", "Scope"]
+__all__ = ["Operation", "OperationName", "Scope", "is_of_queue_read", "queue_read_of"]
 
-OperationName: TypeAlias = Literal["step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch"]
+OperationName: TypeAlias = Literal[
+    "step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch", "get_version", "removed"
+]
 """The method of the context that was called."""
 
 T = TypeVar("T")
@@ -92,6 +103,11 @@ class Scope:
     def is_replaying(self) -> bool:
         """Whether recorded entries are still ahead, here or in the operation in progress."""
         return bool(self.unvisited) or (self.inner is not None and self.inner.is_replaying)
+
+    @property
+    def has_recorded_ahead(self) -> bool:
+        """Whether an earlier run got past the place where the scope is now."""
+        return bool(self.unvisited)
 
     def path_text(self, name: str | int | None = None) -> str:
         """The scope's place, or that of a name in it, for messages."""
@@ -152,15 +168,19 @@ class Scope:
                 name=name,
             )
         if operation in ("queue.next", "queue.next_batch"):
-            if name in self._derived:
-                raise self._alias(name, self._derived[name])
-            self._queues.add(name)
-        elif ":" in name and (match := _DERIVED.fullmatch(name)):
-            if match[1] in self._queues:
-                raise self._alias(match[1], name)
-            self._derived.setdefault(match[1], name)
+            self.reserve_queue_names(name)
+        elif (queue := queue_read_of(name)) is not None:
+            if queue in self._queues:
+                raise self._alias(queue, name)
+            self._derived.setdefault(queue, name)
         self._names[name] = operation
         self._busy = operation, name
+
+    def reserve_queue_names(self, name: str) -> None:
+        """Keep the names under which a queue read stores its messages from other entries, or raise."""
+        if name in self._derived:
+            raise self._alias(name, self._derived[name])
+        self._queues.add(name)
 
     def _alias(self, queue: str, name: str) -> DuplicateNameError:
         return DuplicateNameError(
@@ -193,24 +213,53 @@ class Scope:
                 in_progress=self._busy_text(),
             )
         if self.unvisited:
-            name, found = self.describe_unvisited()
+            name, node = self.first_unvisited()
+            found = _describe_node(node)
             ended = "ended" if cause is None else f"ended with {type(cause).__name__}"
             raise HistoryDivergedError(
                 f"history holds {found} {name!r} at {self.path_text()}, but the code {ended} without asking for it; restore "
-                "that operation",
+                f"that operation, or retire it with `await {self.removal_of(name, node)}`",
                 location=self.path_text(name),
                 found=found,
                 asked=None,
             ) from cause
 
-    def describe_unvisited(self) -> tuple[str, str]:
-        """Name and kind of the recorded entry that the code was to ask for first."""
+    def first_unvisited(self) -> tuple[str, Node]:
+        """Name and place of the recorded entry that the code was to ask for first."""
         number = min(number for number in self.unvisited if isinstance(number, int))
-        return self.activation.history.names[number], _describe_node(self.node.children[number])
+        return self.activation.history.names[number], self.node.children[number]
+
+    def removal_of(self, name: str, node: Node) -> str:
+        """The call that retires a recorded entry."""
+        entry = node.entry
+        if entry is None:
+            return f"ctx.removed({name!r}, 'try_block')"
+        if isinstance(entry.kind, RemovedEntry):
+            return f"ctx.removed({name!r}, {entry.kind.original_type!r})"
+        if is_of_queue_read(self.activation.history, node) and (queue := queue_read_of(name)) is not None:
+            return f"ctx.removed({queue!r}, 'message')"
+        return f"ctx.removed({name!r}, {KIND_NAMES[type(entry.kind)]!r})"
+
+
+def queue_read_of(name: str) -> str | None:
+    """The queue read that would store something under this name, or `None`."""
+    match = _DERIVED.fullmatch(name) if ":" in name else None
+    return None if match is None else match[1]
+
+
+def is_of_queue_read(history: History, node: Node) -> bool:
+    """Whether an entry that has the name for it was stored by a queue read, and is no sleep of the user's by such a name."""
+    entry = node.entry
+    if entry is None or not isinstance(entry.kind, MessageEntry | SleepEntry):
+        return False
+    return isinstance(entry.kind, MessageEntry) or not history.detail(entry.id).get("sleep")
 
 
 def _describe_node(node: Node) -> str:
-    return "a block" if node.entry is None else f"a {KIND_NAMES[type(node.entry.kind)]}"
+    if node.entry is None:
+        return "a block"
+    kind = node.entry.kind
+    return f"a removed {kind.original_type}" if isinstance(kind, RemovedEntry) else f"a {KIND_NAMES[type(kind)]}"
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -274,8 +323,17 @@ class Operation:
             return None
         entry = node.entry
         if entry is None or type(entry.kind) is not kind:
-            raise self._diverged(name or self.name, _describe_node(node), "where the code asks for")
+            raise self.diverged(name or self.name, node, "where the code asks for")
         return node, entry, entry.kind
+
+    def find_node(self) -> Node | None:
+        """What is recorded under this operation's name, of whatever kind; counts as asking for it. Registers no name."""
+        scope = self.scope
+        number = scope.activation.history.known_number(self.name)
+        if number is None:
+            return None
+        scope.unvisited.discard(number)
+        return scope.node.children.get(number)
 
     def check_is_next(self) -> None:
         """Nothing new may begin while the scope holds recorded entries that the code did not ask for: it never will.
@@ -284,14 +342,17 @@ class Operation:
             HistoryDivergedError: There are such entries.
         """
         if self.scope.unvisited:
-            name, found = self.scope.describe_unvisited()
-            raise self._diverged(name, found, "and the code, not having asked for it, goes on to")
+            name, node = self.scope.first_unvisited()
+            raise self.diverged(name, node, "and the code, not having asked for it, goes on to")
 
-    def _diverged(self, name: str, found: str, how: str) -> HistoryDivergedError:
+    def diverged(self, name: str, node: Node, how: str) -> HistoryDivergedError:
+        """The error for a recorded entry that does not go with this operation; `how` says why, before what was asked for."""
+        found = _describe_node(node)
         asked = f"{self.operation} {self.name!r}"
+        then = "and name the new one otherwise" if name == self.name else f"before {asked}"
         return HistoryDivergedError(
             f"history holds {found} {name!r} at {self.scope.path_text()}, {how} {asked}; restore the operation that was there "
-            "(a renamed one is another one)",
+            f"(a renamed one is another one), or retire it with `await {self.scope.removal_of(name, node)}` {then}",
             location=self.scope.path_text(name),
             found=found,
             asked=asked,
