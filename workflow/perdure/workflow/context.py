@@ -11,9 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from datetime import datetime
 from functools import wraps
+from random import Random
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast, overload
+from uuid import UUID
 
 from perdure.workflow.checks import check_count, check_duration, check_message_names, check_when_ms, ms_ceil
+from perdure.workflow.derived import derive_random, derive_uuid, run_now
 from perdure.workflow.errors import InvalidArgumentError, QueueTimeoutError
 from perdure.workflow.loop import run_loop
 from perdure.workflow.queue import run_queue_read
@@ -372,3 +375,36 @@ class Context:
         """
         with Operation(self._scope, name, "removed") as operation:
             await run_removed(operation, check_kind(kind))
+
+    def uuid(self, name: str) -> UUID:
+        """A UUID (version 8) that is the same on every run, for this name in this scope. Nothing is written.
+
+        Not secret: it derives from a seed that is stored with the workflow. It is no step's `idempotency_key`.
+
+        Args:
+            name: Non-empty text of at most 512 bytes. No operation's name is taken by it: the same name gives the same UUID.
+        """
+        return derive_uuid(self._scope, name)
+
+    def random(self, name: str) -> Random:
+        """A generator of random numbers, the same stream on every run, for this name in this scope. Nothing is written.
+
+        Each call gives a new generator at the beginning of its name's stream. Not secret, like `uuid`. Draw from it in the
+        workflow's own code, in an order that does not depend on chance.
+
+        Args:
+            name: As for `uuid`; a UUID and a generator of one name have nothing in common.
+        """
+        return derive_random(self._scope, name)
+
+    @_in_turn("now")
+    async def now(self, name: str) -> float:
+        """The time, in seconds since the epoch with whole milliseconds, as it was when the workflow first got here.
+
+        Recorded, and durable before the next step function runs and before the next wait.
+
+        Args:
+            name: Its name, unique within its scope.
+        """
+        with Operation(self._scope, name, "now") as operation:
+            return await run_now(operation)

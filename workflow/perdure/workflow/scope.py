@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Operation", "OperationName", "Scope", "is_of_queue_read", "queue_read_of"]
 
 OperationName: TypeAlias = Literal[
-    "step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch", "get_version", "removed"
+    "step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch", "get_version", "removed", "now"
 ]
 """The method of the context that was called."""
 
@@ -145,14 +145,18 @@ class Scope:
             in_progress=what,
         )
 
+    def check_open(self, name: str, method: str) -> None:
+        """Refuse what is called on the context of a scope whose function has ended."""
+        if self.is_closed:
+            raise MisuseError(
+                f"ctx.{method}({name!r}, ...) was called on the context of a scope that is over; use the context that "
+                "the function in progress was given"
+            )
+
     def claim(self, name: str, operation: OperationName) -> None:
         """Make the name this operation's, or raise."""
         self._unawaited = None
-        if self.is_closed:
-            raise MisuseError(
-                f"ctx.{operation}({name!r}, ...) was called on the context of a scope that is over; use the context that "
-                "the function in progress was given"
-            )
+        self.check_open(name, operation)
         if self._busy is not None:
             raise OperationInProgressError(
                 f"{operation} {name!r} was started while {self._busy_text()} is in progress at {self.path_text()}; "
