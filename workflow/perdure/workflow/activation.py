@@ -434,7 +434,7 @@ class Activation:
         history = self.history
         if history.state is not WorkflowState.FAILED:
             return False
-        causes = set(history.failure_causes)
+        causes = history.failure_causes
         for node in history.root.walk():
             entry = node.entry
             if entry is None or not isinstance(entry.kind, StepEntry):
@@ -443,7 +443,7 @@ class Activation:
             if metadata is None or metadata.status is not EntryStatus.EXHAUSTED:
                 continue
             # The reference engine does not say what failed the workflow: there, every exhausted step may have.
-            if entry.id in causes or (not causes and history.format_version == 0):
+            if causes is None or entry.id in causes:
                 history.change(node, StepEntry(None, None))
                 history.put_metadata(node, EntryMetadata(created_at_ms=metadata.created_at_ms))
                 history.delete_detail(entry.id)

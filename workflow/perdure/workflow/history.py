@@ -70,6 +70,8 @@ class History:
         state: The workflow's state, as it will be once `pending` is committed.
         input, output, error: The stored CBOR, or `None` where there is none.
         alarm_ms: When the workflow is to be woken.
+        failure_causes: Ids of the entries that failed the workflow; `None` if that is not known, as when the reference
+            engine ran it to its failure.
         idle_activations: How many activations in a row began work and recorded none.
     """
 
@@ -86,7 +88,7 @@ class History:
         self.alarm_ms: int | None = None
         self.idle_activations: int = 0
         self.seed: bytes | None = None
-        self.failure_causes: list[str] = []
+        self.failure_causes: list[str] | None = None
         self.format_version: int = 0
         self.open_sleeps: dict[Location, Node] = {}
         self.open_retries: dict[str, Node] = {}
@@ -331,13 +333,12 @@ class History:
         self.error = data
         self.failure_causes = causes
         self.pending.put(layout.ERROR_KEY, data)
-        if causes:
-            self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(causes))
+        self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(causes))
 
     def clear_error(self) -> None:
         """Forget the error and its causes."""
         self.error = None
-        self.failure_causes = []
+        self.failure_causes = None
         self.pending.delete(layout.ERROR_KEY)
         self.pending.delete(layout.FAILURE_CAUSES_KEY)
 

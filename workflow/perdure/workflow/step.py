@@ -211,12 +211,19 @@ async def run_step(operation: Operation, fn: Callable[..., Any], args: tuple[Any
 def _recorded_failure(
     activation: Activation, name: str, entry: Entry, kind: StepEntry, metadata: EntryMetadata
 ) -> StepError:
-    detail = activation.history.detail(entry.id)
     text = metadata.error or kind.error or "Error: no reason was recorded"
-    if "error" in detail:
-        stored_kind = cast("FailureKind", detail.get("kind", "exhausted"))
-        return step_error(stored_kind, name, metadata.attempts, info_from_map(detail["error"]), entry.id)
-    return step_error(kind_from_text(text), name, metadata.attempts, info_from_text(text), entry.id)
+    failure, info = _read_failure(activation.history.detail(entry.id), text)
+    return step_error(failure, name, metadata.attempts, info, entry.id)
+
+
+def _read_failure(detail: dict[str, Any], text: str) -> tuple[FailureKind, ErrorInfo]:
+    """What a failed attempt is recorded as: from its detail, or from its text where that is all that there is.
+
+    The reference engine, running the step meanwhile, leaves the detail of an earlier attempt of ours, so the text decides.
+    """
+    if "error" in detail and cut_text(str(info := info_from_map(detail["error"]))) == text:
+        return cast("FailureKind", detail.get("kind", "exhausted")), info
+    return kind_from_text(text), info_from_text(text)
 
 
 class _Attempts:
@@ -440,7 +447,4 @@ class _Attempts:
         return node.entry.id
 
     def _last_error(self) -> ErrorInfo:
-        detail = self._activation.history.detail(self._entry_id())
-        if "error" in detail:
-            return info_from_map(detail["error"])
-        return info_from_text(self._metadata.error or "Error")
+        return _read_failure(self._activation.history.detail(self._entry_id()), self._metadata.error or "Error")[1]

@@ -1,0 +1,99 @@
+"""A workflow that both engines run by turns, on the same bytes, ends as if one had run it alone.
+
+Which engine makes which run is a word: `o` for ours, `t` for theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+from dumps import meaning_of
+from engines import START_MS, Mail, Position, ReferenceEngine, run_ours
+from trio.testing import MockClock
+from twins import SCRIPTS, Alarm, Event, Recover, Script, Send
+
+from perdure.storage import encode_value
+from perdure.workflow import RunMode
+
+MakeNamespace = Any
+
+
+def turns(runs: int) -> list[str]:
+    """All ways to change the engine once, and at every stop."""
+    words = [first * kept + second * (runs - kept) for first, second in ("ot", "to") for kept in range(1, runs + 1)]
+    words += ["".join(islice(cycle(word), runs)) for word in ("ot", "to")]
+    return sorted(set(words))
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(name, word, id=f"{name}-{word}")
+        for name, script in SCRIPTS.items()
+        for word in turns(len(script.events) + 1)
+    ]
+
+
+def after(position: Position, event: Event | None, number: int) -> Position:
+    """What the next run finds: a second has passed, and what happened."""
+    position = replace(position, now_ms=position.now_ms + 1000)
+    match event:
+        case Send():
+            mail = [
+                Mail(f"message-{number}-{place}", name, encode_value(body), position.now_ms)
+                for place, (name, body) in enumerate(event.messages)
+            ]
+            return replace(position, mail=(*position.mail, *mail))
+        case Alarm():
+            assert position.alarm_ms is not None, "an alarm is armed"
+            return replace(position, now_ms=max(position.now_ms, position.alarm_ms))
+        case _:
+            return position
+
+
+async def play(
+    make_namespace: MakeNamespace, mode: RunMode, theirs: ReferenceEngine, name: str, script: Script, word: str
+) -> list[Position]:
+    """Where the workflow stands after each run."""
+    positions = [Position({}, now_ms=START_MS)]
+    for number, (turn, event) in enumerate(zip(word, (None, *script.events), strict=True)):
+        position = after(positions[-1], event, number)
+        action = "recover" if isinstance(event, Recover) else "run"
+        if turn == "t":
+            positions.append(theirs.run(position, name, script.input, action))
+        else:
+            namespace = make_namespace()
+            positions.append(await run_ours(namespace, mode, position, script.fn, script.input, action))
+            await namespace.close()
+    return positions[1:]
+
+
+def alike(position: Position, script: Script) -> dict[str, Any]:
+    """What is stored there, but for what the engines store otherwise on purpose."""
+    meaning = meaning_of(position.kv)
+    for place in script.differs:
+        (meaning if place == "error" else meaning["entries"]).pop(place, None)
+    return meaning
+
+
+@pytest.mark.parametrize(("name", "word"), cases())
+async def test_engines_that_take_turns_finish_a_workflow_like_one(
+    make_namespace: MakeNamespace,
+    mode: RunMode,
+    autojump_clock: MockClock,
+    theirs: ReferenceEngine,
+    name: str,
+    word: str,
+) -> None:
+    """S16: no effect is missing or repeated, the end is the same, and at every stop so is what is stored."""
+    script = SCRIPTS[name]
+    positions = await play(make_namespace, mode, theirs, name, script, word)
+    alone = await play(make_namespace, mode, theirs, name, script, "t" * len(word))
+    assert positions[-1].result == script.ends
+    assert positions[-1].effects == script.effects
+    for position, expected in zip(positions, alone, strict=True):
+        assert (position.state, position.stored_state) == (expected.state, expected.stored_state)
+        assert position.mail == expected.mail
+        assert alike(position, script) == alike(expected, script)

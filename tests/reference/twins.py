@@ -1,0 +1,177 @@
+"""The workflows of workflows.mjs beside those of the recordings, in Python, and what is done to them between two runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vectors import WORKFLOWS, YEAR_2100_S, Error, Workflow, effects, give, input_of, plain, stops_of
+
+from perdure.workflow import Break, Context, StepError
+
+AT_MS = YEAR_2100_S * 1000.0
+"""When the sleeps of the workflows below end. A float: an integer of 2**32 and more is a BigInt there, which is no time."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Messages that are sent before the next run, as name and body."""
+
+    messages: tuple[tuple[str, Any], ...]
+
+    def __init__(self, *messages: tuple[str, Any]) -> None:
+        object.__setattr__(self, "messages", messages)
+
+
+class Alarm:
+    """Time passes until the armed alarm before the next run."""
+
+
+class Recover:
+    """The failed workflow is made runnable again before the next run."""
+
+
+Event = Send | Alarm | Recover
+
+
+@dataclass(frozen=True)
+class Script:
+    """A workflow that both engines have, and its course.
+
+    Attributes:
+        fn: It, for this engine.
+        input: Its input.
+        events: What happens between one run and the next; there is one run more than events.
+        ends: What it returns at last, or the name of the error that it ends with.
+        effects: What its steps do, in order.
+        differs: What the engines store otherwise on purpose: paths of entries, or "error".
+    """
+
+    fn: Workflow
+    input: Any = None
+    events: tuple[Event, ...] = ()
+    ends: Any = None
+    effects: tuple[str, ...] = ()
+    differs: tuple[tuple[str | int, ...] | Literal["error"], ...] = ()
+
+
+async def flaky(effect: str, failures: int) -> int:
+    """A step's function that fails the first times."""
+    attempt = 1 + sum(done.startswith(effect) for done in effects)
+    effects.append(f"{effect} {attempt}")
+    if attempt <= failures:
+        raise Error(f"boom {attempt}")
+    return attempt
+
+
+async def batch(ctx: Context, _: object) -> dict[str, Any]:
+    both = await ctx.queue.next_batch("both", names=["a", "b"], count=3, timeout=60)
+    none = await ctx.queue.next_batch("none", names=["c"], timeout=5)
+    last = await ctx.queue.next("any")
+    return {
+        "both": [[message.name, message.body] for message in both],
+        "none": len(none),
+        "any": [last.name, last.body],
+    }
+
+
+async def listen(ctx: Context, _: object) -> None:
+    async def body(inner: Context, _: None) -> Break[None] | None:
+        message = await inner.queue.next("word", names=["word"])
+        await inner.step("say", give, f"say {message.body}", None)
+        return Break(None) if message.body == "end" else None
+
+    await ctx.loop("listen", body)
+
+
+async def empty(ctx: Context, at_ms: float) -> list[Any]:
+    async def once(inner: Context, state: None) -> Break[None]:
+        return Break(None)
+
+    seen: list[Any] = [await ctx.step("nothing", give, "nothing", None), await ctx.loop("once", once)]
+    seen += [await ctx.step("zero", give, "zero", 0), await ctx.step("text", give, "text", "")]
+    seen += [await ctx.step("list", give, "list", []), await ctx.step("no", give, "no", False)]
+    await ctx.sleep_until("pause", at_ms / 1000)
+    await ctx.step("last", give, "last", None)
+    return seen
+
+
+async def exhausted(ctx: Context, at_ms: float) -> list[Any]:
+    caught: str | None = None
+    try:
+        await ctx.step("fetch", flaky, "fetch", 9, max_retries=2, retry_backoff_base=0.001)
+    except StepError as error:
+        caught = type(error).__name__
+    await ctx.sleep_until("pause", at_ms / 1000)
+    return [caught, await ctx.step("instead", give, "instead", "cached")]
+
+
+async def recovered(ctx: Context, _: object) -> int:
+    await ctx.step("before", give, "before", None)
+    return await ctx.step("fetch", flaky, "fetch", 2, max_retries=1, retry_backoff_base=0.001)
+
+
+NAMES = ("naïve ✓", "漢字", "مرحبا", "🎉", "q:count", "a/b", "~0", "x" * 300)
+
+
+async def names(ctx: Context, at_ms: float) -> None:
+    for name in NAMES:
+        await ctx.step(name, give, name, None)
+    await ctx.sleep_until("pause", at_ms / 1000)
+    await ctx.step("last", give, "last", None)
+
+
+def _recorded(file: str, *events: Event, effects: tuple[str, ...] = (), ends: Any = None) -> Script:
+    last = stops_of(file)[-1]["result"]
+    if "threw" in last:
+        ends = last["threw"]["name"]
+    elif "output" in last:
+        ends = plain(last["output"])
+    return Script(WORKFLOWS[file], input_of(file), events, ends, effects)
+
+
+_VALUES = ("undefined", "null", "bigint", "date", "set", "map", "nan", "long")
+
+SCRIPTS: dict[str, Script] = {
+    "order": _recorded("order", Send(("shipment-confirmed", "TRACK-456")), effects=("pay", "notify")),
+    "retry": _recorded("retry", Alarm(), Alarm(), effects=("attempt 1", "attempt 2", "attempt 3")),
+    "sleep": _recorded("sleep", Alarm(), ends="woke"),
+    "loop": _recorded("loop", Alarm(), effects=tuple(f"add {total}" for total in range(45)), ends={"total": 45}),
+    "loopdone": _recorded("loopdone", effects=tuple(f"add {total}" for total in range(45))),
+    "values": _recorded("values", effects=_VALUES),
+    "errmeta": _recorded("errmeta"),
+    "migrate": _recorded("migrate", effects=("price",)),
+    "batch": Script(
+        batch,
+        events=(Send(("a", 1), ("b", [2])), Alarm(), Send(("z", None))),
+        ends={"both": [["a", 1], ["b", [2]]], "none": 0, "any": ["z", None]},
+    ),
+    "listen": Script(
+        listen,
+        events=(Send(("word", "one")), Send(("word", "two"), ("word", "three")), Send(("word", "end"))),
+        effects=("say one", "say two", "say three", "say end"),
+    ),
+    "empty": Script(
+        empty,
+        AT_MS,
+        (Alarm(),),
+        [None, None, 0, "", [], False],
+        ("nothing", "zero", "text", "list", "no", "last"),
+    ),
+    "exhausted": Script(
+        exhausted,
+        AT_MS,
+        (Alarm(), Alarm(), Alarm()),
+        ["StepExhaustedError", "cached"],
+        ("fetch 1", "fetch 2", "fetch 3", "instead"),
+    ),
+    "recovered": Script(
+        recovered,
+        events=(Alarm(), Recover()),
+        ends=3,
+        effects=("before", "fetch 1", "fetch 2", "fetch 3"),
+        # The wording of an exhausted step's error; and their recover() keeps the text of the attempt that failed before it.
+        differs=("error", ("fetch",)),
+    ),
+    "names": Script(names, AT_MS, (Alarm(),), None, (*NAMES, "last")),
+}

@@ -1,0 +1,199 @@
+// The workflows of tests/vectors/README.md, and more of them, one or two for each primitive, as the reference engine has
+// them. tests/support/vectors.py and tests/reference/twins.py have the same ones in Python: entry for entry, name for name.
+// `world` is what lasts beside the workflow: the effects of its steps, in order.
+
+import { CriticalError, Loop } from "@rivetkit/workflow-engine";
+
+const YEAR_2100 = 4102444800000;
+
+export const did = (world, effect, value) => async () => {
+	world.effects.push(effect);
+	return value;
+};
+
+/** Fails the first times it is called, by the count of its effects, and returns how often it was. */
+const flaky = (world, effect, failures, Failure = Error) => async () => {
+	const attempt = 1 + world.effects.filter((done) => done.startsWith(effect)).length;
+	world.effects.push(`${effect} ${attempt}`);
+	if (attempt <= failures) throw new Failure(`boom ${attempt}`);
+	return attempt;
+};
+
+const fails = (world, effect, error) => async () => {
+	world.effects.push(effect);
+	throw error;
+};
+
+const counting = (pauseAt) => (ctx, until, world) =>
+	ctx.loop({
+		name: "count",
+		state: { total: 0 },
+		run: async (inner, state) => {
+			const total = await inner.step("add", did(world, `add ${state.total}`, state.total + 1));
+			if (total === pauseAt) await inner.sleepUntil("pause", YEAR_2100);
+			return total === until ? Loop.break({ total }) : Loop.continue({ total });
+		},
+	});
+
+// Those of the recordings.
+
+async function order(ctx, orderId, world) {
+	const payment = await ctx.step("process-payment", did(world, "pay", { id: `pay-${orderId}`, cents: 1999 }));
+	const message = await ctx.queue.next("wait-shipping", { names: ["shipment-confirmed"] });
+	await ctx.step("notify-customer", did(world, "notify"));
+	return { orderId, payment, tracking: message.body };
+}
+
+const retry = (ctx, _, world) =>
+	ctx.step({ name: "flaky", maxRetries: 3, retryBackoffBase: 1, run: flaky(world, "attempt", 2) });
+
+async function sleep(ctx, { at }) {
+	await ctx.sleepUntil("new-year-2100", at);
+	return "woke";
+}
+
+const join = (ctx, _, world) =>
+	ctx.join("fetch-all", {
+		user: { run: (branch) => branch.step("get", did(world, "get", { name: "Ada" })) },
+		posts: { run: async (branch) => (await branch.queue.next("posts-ready", { names: ["posts"] })).body },
+		stats: {
+			run: async (branch) => {
+				await branch.step("one", did(world, "one", 1));
+				await branch.step("two", did(world, "two", 2));
+				return 2;
+			},
+		},
+	});
+
+const race = (ctx, _, world) =>
+	ctx.race("first", [
+		{ name: "slow", run: (branch) => branch.sleepUntil("wait", YEAR_2100) },
+		{ name: "fast", run: (branch) => branch.step("work", did(world, "work", "fast")) },
+	]);
+
+async function rollback(ctx, _, world) {
+	await ctx.rollbackCheckpoint("billing");
+	for (const [name, value] of [
+		["reserve", "r1"],
+		["charge", "c1"],
+	]) {
+		await ctx.step({
+			name,
+			run: did(world, name, value),
+			rollback: async (_, output) => world.effects.push(`undo ${name} ${output}`),
+		});
+	}
+	await ctx.step("ship", fails(world, "ship", new CriticalError("out of stock")));
+}
+
+async function migrate(ctx, _, world) {
+	await ctx.removed("old-validation", "step");
+	const version = await ctx.getVersion("pricing", 2);
+	return ctx.step("price", did(world, "price", version * 10));
+}
+
+async function values(ctx, input, world) {
+	const numbers = [Number.NaN, Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY, 0, 0.1, 1e300];
+	const outputs = {
+		undefined: undefined,
+		null: null,
+		bigint: 123456789012345678901234567890n,
+		date: new Date(1700000000123),
+		set: new Set([1, 2, 3]),
+		map: new Map([["k", 1], [2, "v"]]),
+		nan: numbers,
+		long: "x".repeat(300),
+	};
+	const got = {};
+	for (const [name, output] of Object.entries(outputs)) got[name] = await ctx.step(name, did(world, name, output));
+	return { input, b: got.null ?? null, g: got.nan.length, h: got.long.length };
+}
+
+async function tried(ctx, _, world) {
+	const run = fails(world, "charge", new CriticalError("declined"));
+	const { failure } = await ctx.tryStep({ name: "charge", maxRetries: 0, run });
+	return { kind: failure.kind, message: failure.error.message, attempts: failure.attempts };
+}
+
+class PaymentError extends Error {
+	name = "PaymentError";
+	code = 402;
+	details = { card: "x" };
+}
+
+async function errmeta() {
+	throw new PaymentError("custom");
+}
+
+// One or two for each primitive.
+
+async function batch(ctx) {
+	const both = await ctx.queue.nextBatch("both", { names: ["a", "b"], count: 3, timeout: 60_000 });
+	const none = await ctx.queue.nextBatch("none", { names: ["c"], timeout: 5_000 });
+	const any = await ctx.queue.next("any");
+	return { both: both.map(({ name, body }) => [name, body]), none: none.length, any: [any.name, any.body] };
+}
+
+const listen = (ctx, _, world) =>
+	ctx.loop("listen", async (inner) => {
+		const { body } = await inner.queue.next("word", { names: ["word"] });
+		await inner.step("say", did(world, `say ${body}`));
+		if (body === "end") return Loop.break(undefined);
+	});
+
+async function empty(ctx, at, world) {
+	const seen = [await ctx.step("nothing", did(world, "nothing"))];
+	seen.push(await ctx.loop({ name: "once", state: null, run: async () => Loop.break(undefined) }));
+	seen.push(await ctx.step("zero", did(world, "zero", 0)), await ctx.step("text", did(world, "text", "")));
+	seen.push(await ctx.step("list", did(world, "list", [])), await ctx.step("no", did(world, "no", false)));
+	await ctx.sleepUntil("pause", at);
+	await ctx.step("last", did(world, "last"));
+	return seen.map((value) => value ?? null);
+}
+
+async function exhausted(ctx, at, world) {
+	let caught;
+	try {
+		await ctx.step({ name: "fetch", maxRetries: 2, retryBackoffBase: 1, run: flaky(world, "fetch", 9) });
+	} catch (error) {
+		// The context's own signals are exceptions here.
+		if (error.name !== "StepExhaustedError") throw error;
+		caught = error.name;
+	}
+	await ctx.sleepUntil("pause", at);
+	return [caught, await ctx.step("instead", did(world, "instead", "cached"))];
+}
+
+async function recovered(ctx, _, world) {
+	await ctx.step("before", did(world, "before"));
+	return ctx.step({ name: "fetch", maxRetries: 1, retryBackoffBase: 1, run: flaky(world, "fetch", 2) });
+}
+
+async function names(ctx, at, world) {
+	for (const name of ["naïve ✓", "漢字", "مرحبا", "🎉", "q:count", "a/b", "~0", "x".repeat(300)]) {
+		await ctx.step(name, did(world, name));
+	}
+	await ctx.sleepUntil("pause", at);
+	await ctx.step("last", did(world, "last"));
+}
+
+export const WORKFLOWS = {
+	order,
+	retry,
+	sleep,
+	loop: counting(25),
+	loopdone: counting(null),
+	join,
+	race,
+	rollback,
+	migrate,
+	values,
+	tried,
+	errmeta,
+	batch,
+	listen,
+	empty,
+	exhausted,
+	recovered,
+	names,
+};

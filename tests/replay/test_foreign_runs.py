@@ -1,0 +1,97 @@
+"""What the reference engine leaves when it runs a workflow of ours for a while: our own keys stay as they were before.
+
+tests/reference does this with the reference engine itself; here its writes are made by hand, so that they need no node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Host, Namespace, host
+from trio.testing import MockClock
+
+from perdure.storage import Batch, encode_value, layout
+from perdure.storage.schema import EntryStatus, StepEntry, encode_entry, encode_metadata
+from perdure.workflow import Context, RunMode, StepError, WorkflowFailedError, WorkflowState
+from perdure.workflow.history import History
+
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    calls.clear()
+
+
+async def fetch() -> str:
+    calls.append("fetch")
+    if len(calls) == 1:
+        raise ValueError("boom 1")
+    return "fetched"
+
+
+async def workflow(ctx: Context, _: object) -> str:
+    return await ctx.step("fetch", fetch, max_retries=1)
+
+
+async def let_the_reference_engine_exhaust_it(process: Host) -> None:
+    """As it stores that the second attempt failed, and the workflow with it."""
+    driver = await process.namespace.driver()
+    history = await History.load(process.workflow_id, driver)
+    (entry,) = history.entries()
+    metadata = history.metadata(entry.id)
+    assert metadata is not None
+    text = "TypeError: boom 2"
+    metadata.status, metadata.error, metadata.attempts = EntryStatus.EXHAUSTED, text, 2
+    error = {"name": "StepExhaustedError", "message": f'Step "fetch" exhausted retries: {text}'}
+    puts = {
+        layout.entry_key(entry.location): encode_entry(entry._replace(kind=StepEntry(None, text))),
+        layout.metadata_key(entry.id): encode_metadata(metadata),
+        layout.STATE_KEY: b"failed",
+        layout.ERROR_KEY: encode_value(error),
+    }
+    await driver.batch(Batch(puts=list(puts.items())))
+
+
+async def failed_there(process: Host) -> None:
+    stopped = await process.stop(workflow)
+    assert stopped.state is WorkflowState.SLEEPING
+    await process.restart()
+    await let_the_reference_engine_exhaust_it(process)
+    await process.restart()
+
+
+async def test_a_step_that_failed_there_tells_that_failure_and_not_an_earlier_one(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S16: the detail of our own attempt is not taken for that of a later attempt of the reference engine's."""
+    seen: list[Any] = []
+
+    async def catching(ctx: Context, _: object) -> None:
+        try:
+            await workflow(ctx, None)
+        except StepError as error:
+            seen.append((error.attempts, error.error.name, error.error.message))
+
+    async with host(namespace, mode) as process:
+        await failed_there(process)
+        driver = await namespace.driver()
+        await driver.batch(Batch(puts=[(layout.STATE_KEY, b"sleeping")], deletes=[layout.ERROR_KEY]))
+        await process.finish(catching)
+    assert seen == [(2, "TypeError", "boom 2")]
+    assert calls == ["fetch"]
+
+
+async def test_a_workflow_of_ours_that_failed_there_can_be_recovered(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S16, S36: the reference engine does not say which steps failed the workflow, so all exhausted ones run again."""
+    async with host(namespace, mode) as process:
+        await failed_there(process)
+        with pytest.raises(WorkflowFailedError, match="exhausted retries"):
+            await process.stop(workflow)
+        await process.restart()
+        await process.control("recover")
+        assert await process.finish(workflow) == "fetched"
+    assert calls == ["fetch", "fetch"]
