@@ -110,6 +110,7 @@ _ITERATION_SEGMENT: Final = 1
 _VERSION_BYTES: Final = SCHEMA_VERSION.to_bytes(2, "little")
 _ONE_BYTE: Final = tuple(bytes([value]) for value in range(0x80))
 _PACKED_NAME: Final = Struct("<BI")
+_ONE_NAME: Final = Struct("<BBI")
 _PACKED_ITERATION: Final = Struct("<BII")
 _U32_PAIR: Final = Struct("<II")
 _U32: Final = Struct("<I")
@@ -131,33 +132,23 @@ def encode_entry(entry: Entry) -> bytes:
     Raises:
         BareEncodeError: A number is out of its range, or text holds a lone surrogate.
     """
-    raw_id = _text_bytes(entry.id)
-    pieces = [_VERSION_BYTES, _uint(len(raw_id)), raw_id, _uint(len(entry.location))]
+    entry_id, location, kind = entry
+    raw_id = _text_bytes(entry_id)
     try:
-        for segment in entry.location:
-            if isinstance(segment, LoopIteration):
-                pieces.append(_PACKED_ITERATION.pack(_ITERATION_SEGMENT, segment.loop, segment.iteration))
-            else:
-                pieces.append(_PACKED_NAME.pack(_NAME_SEGMENT, segment))
+        if len(location) == 1 and type(name := location[0]) is int:
+            place = _ONE_NAME.pack(1, _NAME_SEGMENT, name)
+        else:
+            place = _uint(len(location)) + b"".join(map(_segment_bytes, location))
     except StructError:
-        raise BareEncodeError(f"location {entry.location} holds a number outside 0 to 2**32 - 1") from None
-    kind = entry.kind
-    if isinstance(kind, StepEntry):
+        raise BareEncodeError(f"location {location} holds a number outside 0 to 2**32 - 1") from None
+    if type(kind) is StepEntry and kind.error is None:
         output = kind.output
-        if output is None:
-            pieces.append(b"\x00\x00")
-        else:
-            pieces += (b"\x00\x01", _uint(len(output)), output)
-        if kind.error is None:
-            pieces.append(b"\x00")
-        else:
-            error = _text_bytes(kind.error)
-            pieces += (b"\x01", _uint(len(error)), error)
+        content = b"\x00\x00\x00" if output is None else b"\x00\x01%b%b\x00" % (_uint(len(output)), output)
     else:
         writer = Writer()
         _write_kind(writer, kind)
-        pieces.append(writer.getvalue())
-    return b"".join(pieces)
+        content = writer.getvalue()
+    return b"%b%b%b%b%b" % (_VERSION_BYTES, _uint(len(raw_id)), raw_id, place, content)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -191,11 +182,10 @@ def encode_metadata(metadata: EntryMetadata) -> bytes:
         BareEncodeError: A number is out of its range, or text holds a lone surrogate.
     """
     m = metadata
-    has_error = m.error is not None or m.rollback_error is not None
-    if not has_error and m.completed_at_ms is not None and m.rollback_completed_at_ms is None:
-        times = (m.last_attempt_at_ms, m.created_at_ms, 1, m.completed_at_ms)
+    if m.completed_at_ms is not None and m.error is m.rollback_error is m.rollback_completed_at_ms is None:
+        tried_ms, created_ms, completed_ms = m.last_attempt_at_ms, m.created_at_ms, m.completed_at_ms
         try:
-            return _COMPLETED.pack(SCHEMA_VERSION, m.status, 0, m.attempts, *times, 0)
+            return _COMPLETED.pack(SCHEMA_VERSION, m.status, 0, m.attempts, tried_ms, created_ms, 1, completed_ms, 0)
         except StructError:
             raise BareEncodeError(f"{m} holds a number outside its range") from None
     writer = _versioned_writer()
@@ -320,6 +310,12 @@ def _read_plain_head(data: bytes) -> tuple[str, Location, int] | None:
     except (IndexError, StructError, UnicodeDecodeError):
         return None
     return (entry_id, tuple(segments), offset) if count < 0x80 else None
+
+
+def _segment_bytes(segment: Segment) -> bytes:
+    if isinstance(segment, LoopIteration):
+        return _PACKED_ITERATION.pack(_ITERATION_SEGMENT, segment.loop, segment.iteration)
+    return _PACKED_NAME.pack(_NAME_SEGMENT, segment)
 
 
 def _read_segment(reader: Reader) -> Segment:

@@ -43,10 +43,12 @@ from perdure.storage.value_types import (
     ValueTooDeepError,
 )
 
-__all__ = ["encode_value"]
+__all__ = ["encode_flat", "encode_value"]
 
 _PLAIN_SCALARS: Final = frozenset({type(None), bool, int, str, bytes})
 _PLAIN_CONTAINERS: Final = frozenset({dict, list, tuple})
+_TEXT: Final = frozenset({str})
+_FLAT_KINDS: Final = _PLAIN_SCALARS | {float}
 _SLACK_BYTES: Final = 16 * 1024 * 1024
 """How far past its limit a value is written, so that the error of one merely too large names its exact size."""
 
@@ -90,6 +92,25 @@ def encode_value(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str =
     if len(data) > bytes_max:
         raise _oversized(what, len(data), bytes_max, exact=True)
     return data
+
+
+def encode_flat(record: dict[object, object], bytes_max: int) -> bytes | None:
+    """The encoding of a record of plain scalars under text keys, as most results are; `None` for all else.
+
+    All else is whatever takes a closer look: also a record that is too large, or holds an infinity or a lone surrogate.
+    """
+    if len(record) > bytes_max or not _TEXT.issuperset(map(type, record)):
+        return None
+    kinds = set(map(type, record.values()))
+    if not kinds <= _FLAT_KINDS:
+        return None
+    if float in kinds and any(type(field) is float and not isfinite(field) for field in record.values()):
+        return None
+    try:
+        data = cbor2.dumps(record)
+    except UnicodeEncodeError:
+        return None
+    return data if len(data) <= bytes_max else None
 
 
 def _is_plain(value: object, what: str, bytes_max: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from perdure.storage.driver import VALUE_BYTES_MAX
 from perdure.storage.value_decoder import decode_value
-from perdure.storage.value_encoder import encode_value
+from perdure.storage.value_encoder import encode_flat, encode_value
 from perdure.storage.value_types import (
     NESTING_MAX,
     UNDEFINED,
@@ -63,14 +63,10 @@ def round_trip(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str = "
         ValueTooDeepError: It nests over `NESTING_MAX` deep, or contains itself.
         OversizedValueError: Its encoding is larger than `bytes_max`.
     """
-    data = encode_value(value, bytes_max=bytes_max, what=what)
-    if type(value) in _UNCHANGED:
-        return data, value
     if type(value) is dict:
-        fields = cast("dict[object, object]", value)
-        for key, field in fields.items():
-            if type(key) is not str or type(field) not in _UNCHANGED:
-                break
-        else:  # a flat record, as most results are: a copy is what decoding would give, and is quicker
-            return data, fields.copy()
-    return data, decode_value(data)
+        record = cast("dict[object, object]", value)
+        flat = encode_flat(record, bytes_max)
+        if flat is not None:
+            return flat, record.copy()  # what decoding would give, and quicker
+    data = encode_value(value, bytes_max=bytes_max, what=what)
+    return data, value if type(value) in _UNCHANGED else decode_value(data)

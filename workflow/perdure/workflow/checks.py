@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import FunctionType
-from typing import Final, TypeGuard, cast
+from typing import Final, cast
 
 from perdure.storage import Driver
 from perdure.workflow.errors import InvalidArgumentError
@@ -38,13 +38,7 @@ _U64_MAX: Final = 2**64 - 1
 _U32_MAX: Final = 2**32 - 1
 
 
-def _is_usual(text: object, bytes_max: int) -> TypeGuard[str]:
-    return type(text) is str and text.isascii() and 0 < len(text) <= bytes_max
-
-
 def _check_text(text: object, what: str, example: str, bytes_max: int | None) -> str:
-    if _is_usual(text, bytes_max or _U32_MAX):
-        return text
     if not isinstance(text, str):
         raise InvalidArgumentError(f"{what} must be text, not {type(text).__name__}; write for example {example}")
     if not text:
@@ -64,8 +58,8 @@ def _check_text(text: object, what: str, example: str, bytes_max: int | None) ->
 
 def check_name(name: object, operation: str) -> str:
     """An entry's name: non-empty text of at most 512 bytes."""
-    if _is_usual(name, NAME_BYTES_MAX):
-        return name
+    if type(name) is str and name.isascii() and 0 < len(name) <= NAME_BYTES_MAX:
+        return name  # the usual case
     return _check_text(name, f"the name given to {operation}", f'ctx.{operation}("charge-card", ...)', NAME_BYTES_MAX)
 
 

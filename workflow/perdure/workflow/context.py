@@ -22,7 +22,7 @@ from perdure.workflow.loop import run_loop
 from perdure.workflow.queue import run_queue_read
 from perdure.workflow.scope import Operation, OperationName, Scope
 from perdure.workflow.sleep import run_sleep
-from perdure.workflow.step import check_step_options, run_step, usual_options
+from perdure.workflow.step import USUAL_OPTIONS, check_step_options, run_step
 from perdure.workflow.types import Break, Continue, Message, SleepOutcome
 from perdure.workflow.versions import RemovableKind, check_kind, run_get_version, run_removed
 
@@ -248,7 +248,7 @@ class Context:
                 and retry_backoff_base == 0.1
                 and retry_backoff_max == 30.0
             ):
-                options = usual_options()
+                options = USUAL_OPTIONS
             else:
                 options = check_step_options(
                     max_retries,

@@ -151,7 +151,8 @@ class History:
             node = following
         node.entry = entry
         self.last_entry_id = max(self.last_entry_id, entry.id)
-        self._track(node, entry)
+        if type(entry.kind) is SleepEntry:
+            self._track_sleep(node, entry.location, entry.kind)
         if entry.id in self._metadata:
             self._track_retry(node, entry.id, self._metadata[entry.id])
 
@@ -205,7 +206,8 @@ class History:
         """Record an entry, new or changed, at its place."""
         node.entry = entry
         self.pending.put(layout.entry_key(entry.location), encode_entry(entry))
-        self._track(node, entry)
+        if type(entry.kind) is SleepEntry:
+            self._track_sleep(node, entry.location, entry.kind)
 
     def change(self, node: Node, kind: EntryKind) -> None:
         """Record a new content of an entry that is there."""
@@ -213,13 +215,11 @@ class History:
         assert entry is not None, "only a recorded entry changes"
         self.put_entry(node, Entry(entry.id, entry.location, kind))
 
-    def _track(self, node: Node, entry: Entry) -> None:
-        kind = entry.kind
-        if type(kind) is SleepEntry:
-            if kind.state is SleepState.PENDING:
-                self.open_sleeps[entry.location] = node
-            else:
-                self.open_sleeps.pop(entry.location, None)
+    def _track_sleep(self, node: Node, location: Location, kind: SleepEntry) -> None:
+        if kind.state is SleepState.PENDING:
+            self.open_sleeps[location] = node
+        else:
+            self.open_sleeps.pop(location, None)
 
     def metadata(self, entry_id: str) -> EntryMetadata | None:
         """The entry's metadata, decoded; change it and hand it to `put_metadata`."""

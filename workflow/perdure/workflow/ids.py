@@ -18,6 +18,7 @@ from perdure.workflow.clock import Clock
 __all__ = ["IdGenerator", "Uuid7Generator", "derived_uuid"]
 
 _LOW_MAX: Final = (1 << 62) - 1
+_NODE_MAX: Final = (1 << 48) - 1  # the last 12 digits
 
 
 def derived_uuid(seed: bytes, key: bytes) -> UUID:
@@ -61,8 +62,8 @@ class Uuid7Generator:
         self._time_ms = time_ms
         self._middle = middle
         self._low = low
-        # Made once in a millisecond: an id is made for every entry, and this is most of its text.
-        self._prefix = f"{time_ms >> 16:08x}-{time_ms & 0xFFFF:04x}-7{middle:03x}-"
+        # All but the last 12 digits, made once in a millisecond: an id is made for every entry.
+        self._prefix = f"{time_ms >> 16:08x}-{time_ms & 0xFFFF:04x}-7{middle:03x}-{0x8000 | (low >> 48):04x}-"
 
     def next_id(self) -> str:
         """A new id, larger as text than every earlier one, also when the clock was set back."""
@@ -70,12 +71,13 @@ class Uuid7Generator:
         if now_ms > self._time_ms:
             # The top bit of the counting part starts as 0, so that it does not overflow.
             self._set(now_ms, self._source.getrandbits(12), self._source.getrandbits(61))
-        elif self._low < _LOW_MAX:
-            self._low += 1
-        else:
+        elif self._low == _LOW_MAX:
             self._set(self._time_ms + 1, 0, 0)
-        low = self._low
-        return f"{self._prefix}{0x8000 | (low >> 48):04x}-{low & 0xFFFFFFFFFFFF:012x}"
+        elif self._low & _NODE_MAX == _NODE_MAX:
+            self._set(self._time_ms, self._middle, self._low + 1)
+        else:
+            self._low += 1
+        return self._prefix + (self._low & _NODE_MAX).to_bytes(6, "big").hex()
 
     def start_after(self, entry_id: str) -> None:
         """Make all further ids larger than this one, if it is a version 7 UUID; ignore it otherwise."""

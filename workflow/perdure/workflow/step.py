@@ -55,7 +55,7 @@ from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
 from perdure.workflow.waits import Wait
 
-__all__ = ["StepInfo", "StepOptions", "check_step_options", "current_step", "run_step"]
+__all__ = ["USUAL_OPTIONS", "StepInfo", "StepOptions", "check_step_options", "current_step", "run_step"]
 
 DEFAULT_MAX_RETRIES: Final = 3
 
@@ -127,7 +127,8 @@ class StepOptions:
         return metadata.last_attempt_at_ms + ms_ceil(delay)
 
 
-_USUAL: Final = StepOptions(DEFAULT_MAX_RETRIES, 0.1, 30.0, 30.0, False, False, False)
+USUAL_OPTIONS: Final = StepOptions(DEFAULT_MAX_RETRIES, 0.1, 30.0, 30.0, False, False, False)
+"""What a step does when no option is given."""
 
 
 def check_step_options(
@@ -166,11 +167,6 @@ def check_step_options(
         check_flag(ephemeral, "ephemeral"),
         check_flag(at_most_once, "at_most_once"),
     )
-
-
-def usual_options() -> StepOptions:
-    """What a step does when no option is given."""
-    return _USUAL
 
 
 def _is_async(fn: Callable[..., object]) -> bool:
@@ -297,7 +293,7 @@ class _Attempts:
             await self._begin_durably()
         error: Exception | None = None
         value: Any = None
-        timer = trio.CancelScope(deadline=self._deadline() if self._is_async else inf)
+        timer = trio.CancelScope(relative_deadline=(options.timeout or inf) if self._is_async else inf)
         token = _current_step.set(self)
         try:
             with timer:
@@ -312,7 +308,15 @@ class _Attempts:
         if error is not None:
             await self._fail(error)
             return None
-        return await self._succeed(value)
+        try:
+            value = self._record_value(value)
+        except EncodeError as unstorable:
+            raise await self._give_up("critical", describe(unstorable)) from unstorable
+        if options.ephemeral:
+            await trio.lowlevel.checkpoint()
+        elif not activation.commit_nowait():
+            await activation.commit()
+        return (value,)
 
     async def _begin_durably(self) -> None:
         """Commit what must precede the function; one that was stopped during that commit begins nothing either."""
@@ -326,9 +330,6 @@ class _Attempts:
                 self._record(StepEntry(None, None))
             raise
 
-    def _deadline(self) -> float:
-        return trio.current_time() + self._options.timeout if self._options.timeout else inf
-
     def info(self) -> StepInfo:
         """What the function may know of its step; made when asked for, as few ask."""
         history = self._activation.history
@@ -339,7 +340,7 @@ class _Attempts:
 
     async def _call_in_thread(self, timer: trio.CancelScope) -> Any:
         def start_timer() -> None:  # waiting for a free thread does not count
-            timer.deadline = self._deadline()
+            timer.relative_deadline = self._options.timeout or inf
 
         value = await run_in_thread(
             self._fn,
@@ -361,16 +362,17 @@ class _Attempts:
     def _thread_key(self) -> tuple[bytes, tuple[str | int, ...]]:
         return self._activation.history.seed or b"", self._path()
 
-    async def _succeed(self, value: Any) -> tuple[Any] | None:
+    def _record_value(self, value: Any) -> Any:
+        """Record what the function returned, and return what a replay will.
+
+        Raises:
+            EncodeError: It cannot be stored; nothing is recorded.
+        """
         activation, metadata = self._activation, self._metadata
         data: bytes | None = None
         if value is not None:
-            try:
-                data, value = round_trip(
-                    value, bytes_max=activation.user_bytes_max, what=f"the result of step {self._operation.name!r}"
-                )
-            except EncodeError as error:
-                raise await self._give_up("critical", describe(error)) from error
+            what = f"the result of step {self._operation.name!r}"
+            data, value = round_trip(value, bytes_max=activation.user_bytes_max, what=what)
         activation.progress()
         metadata.status = EntryStatus.COMPLETED
         metadata.error = None
@@ -383,11 +385,7 @@ class _Attempts:
             if data is not None and len(data) + len(last_error.encode()) > activation.user_bytes_max:
                 last_error = None
         self._record(StepEntry(data, last_error))
-        if self._options.ephemeral:
-            await trio.lowlevel.checkpoint()
-        elif not activation.commit_nowait():
-            await activation.commit()
-        return (value,)
+        return value
 
     async def _fail(self, error: Exception) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
