@@ -81,6 +81,17 @@ def test_a_new_generator_starts_above_the_largest_id_it_is_told_of() -> None:
     assert generator.next_id() > made[2], "a smaller id is no reason to go back"
 
 
+@pytest.mark.parametrize("node", ["fffffffffffe", "ffffffffffff"])
+@pytest.mark.parametrize("variant", ["8000", "bffe", "bfff"])
+def test_the_digits_that_count_carry_into_those_before(variant: str, node: str) -> None:
+    generator = Uuid7Generator(StoppedClock(), random.Random(1))
+    made = [f"ffff0000-0000-7abc-{variant}-{node}"]
+    generator.start_after(made[0])
+    made += [generator.next_id() for _ in range(3)]
+    assert made == sorted(set(made))
+    assert all(UUID(one).version == 7 and UUID(one).variant == "specified in RFC 4122" for one in made)
+
+
 @pytest.mark.parametrize(
     "other",
     ["", "x", "ffffffff-ffff-4fff-bfff-ffffffffffff", "z" * 12 + "7" + "z" * 19, "f" * 33, "ffff7"],

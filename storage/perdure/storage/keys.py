@@ -17,6 +17,7 @@ The rejected alternative, a separator-joined text path, is what makes `a/b` and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 from typing import Any, Final, TypeAlias
 
 from perdure.storage.errors import DecodeError, EncodeError
@@ -53,7 +54,7 @@ _SMALL_INTS: Final = (bytes([_ZERO]), *(bytes([_ZERO + 1, value]) for value in r
 """Encodings of 0..255, which is what nearly every part of a real key is."""
 
 
-_TWO_BYTES: Final = bytes([_ZERO + 2])
+_TWO_BYTES: Final = Struct(">BH")
 
 
 class KeyEncodeError(EncodeError):
@@ -81,7 +82,7 @@ def pack(parts: tuple[KeyPart, ...]) -> bytes:
     pieces: list[bytes] = []
     for position, part in enumerate(parts):
         if type(part) is int and 0 <= part < 65536:
-            pieces.append(_SMALL_INTS[part] if part < 256 else _TWO_BYTES + part.to_bytes(2, "big"))
+            pieces.append(pack_index(part))
         elif isinstance(part, tuple):
             _pack_nested(part, position, pieces)
         else:
@@ -91,7 +92,7 @@ def pack(parts: tuple[KeyPart, ...]) -> bytes:
 
 def pack_index(index: int) -> bytes:
     """`pack((index,))` for a small number, of which most parts of the engine's keys are; 0 to 2**16 - 1."""
-    return _SMALL_INTS[index] if index < 256 else _TWO_BYTES + index.to_bytes(2, "big")
+    return _SMALL_INTS[index] if index < 256 else _TWO_BYTES.pack(_ZERO + 2, index)
 
 
 def unpack(data: bytes) -> tuple[KeyPart, ...]:

@@ -51,6 +51,7 @@ __all__ = [
     "detail_key",
     "encode_u64",
     "entry_key",
+    "key_below",
     "loop_iterations_range",
     "loop_start_key",
     "message_key",
@@ -154,9 +155,12 @@ def name_key(index: int) -> bytes:
 
 def entry_key(location: Location) -> bytes:
     """Key of the history entry at a location. It is also the prefix of everything below that entry."""
-    if len(location) == 1 and type(index := location[0]) is int and 0 <= index < 65536:
-        return HISTORY_PREFIX + pack_index(index)  # the usual case
     return HISTORY_PREFIX + pack(location)
+
+
+def key_below(parent: bytes, index: int) -> bytes:
+    """Key of the entry by the name of this index (0 to 2**32 - 1) directly below a place, whose own key is `parent`."""
+    return parent + (pack_index(index) if index < 65536 else pack((index,)))
 
 
 def metadata_key(entry_id: str) -> bytes:
@@ -181,7 +185,7 @@ def detail_key(entry_id: str) -> bytes:
 
 def _text_key(prefix: bytes, text: str) -> bytes:
     if text.isascii() and "\0" not in text:  # as ids are: nothing to escape
-        return b"%b\x02%b\0" % (prefix, text.encode())
+        return prefix + b"\x02" + text.encode() + b"\0"
     return prefix + pack((text,))
 
 

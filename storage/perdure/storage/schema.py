@@ -141,14 +141,15 @@ def encode_entry(entry: Entry) -> bytes:
             place = _uint(len(location)) + b"".join(map(_segment_bytes, location))
     except StructError:
         raise BareEncodeError(f"location {location} holds a number outside 0 to 2**32 - 1") from None
+    head = (_VERSION_BYTES, _uint(len(raw_id)), raw_id, place)
     if type(kind) is StepEntry and kind.error is None:
         output = kind.output
-        content = b"\x00\x00\x00" if output is None else b"\x00\x01%b%b\x00" % (_uint(len(output)), output)
-    else:
-        writer = Writer()
-        _write_kind(writer, kind)
-        content = writer.getvalue()
-    return b"%b%b%b%b%b" % (_VERSION_BYTES, _uint(len(raw_id)), raw_id, place, content)
+        if output is None:
+            return b"".join((*head, b"\x00\x00\x00"))
+        return b"".join((*head, b"\x00\x01", _uint(len(output)), output, b"\x00"))
+    writer = Writer()
+    _write_kind(writer, kind)
+    return b"".join((*head, writer.getvalue()))
 
 
 def decode_entry(data: bytes) -> Entry:

@@ -253,9 +253,11 @@ class Activation:
 
     def progress(self) -> None:
         """Something was recorded that another run would not have to do again."""
-        self.check_may_record()
+        if self.closing is not None:
+            self.check_may_record()
         self._has_progressed = True
-        self.history.set_idle_activations(0)
+        if self.history.idle_activations:
+            self.history.set_idle_activations(0)
         if self.history.state is not WorkflowState.RUNNING:
             self.history.apply(WorkflowEvent.RUN)
 

@@ -202,10 +202,10 @@ class History:
 
     # Entries.
 
-    def put_entry(self, node: Node, entry: Entry) -> None:
-        """Record an entry, new or changed, at its place."""
+    def put_entry(self, node: Node, entry: Entry, key: bytes | None = None) -> None:
+        """Record an entry, new or changed, at its place; `key` is its key, where the caller has it already."""
         node.entry = entry
-        self.pending.put(layout.entry_key(entry.location), encode_entry(entry))
+        self.pending.put(key or layout.entry_key(entry.location), encode_entry(entry))
         if type(entry.kind) is SleepEntry:
             self._track_sleep(node, entry.location, entry.kind)
 
@@ -232,9 +232,13 @@ class History:
         """Record metadata, new or changed."""
         entry = node.entry
         assert entry is not None, "metadata belongs to an entry"
-        self._metadata[entry.id] = metadata
-        self.pending.put(layout.metadata_key(entry.id), encode_metadata(metadata))
-        self._track_retry(node, entry.id, metadata)
+        entry_id, status = entry.id, metadata.status
+        data = encode_metadata(metadata)
+        # What is complete hardly ever changes again. Its stored form is smaller, and no work for the garbage collector.
+        self._metadata[entry_id] = data if status is EntryStatus.COMPLETED else metadata
+        self.pending.put(layout.metadata_key(entry_id), data)
+        if status is EntryStatus.FAILED or self.open_retries:
+            self._track_retry(node, entry_id, metadata)
 
     def _track_retry(self, node: Node, entry_id: str, metadata: EntryMetadata | bytes) -> None:
         # Byte 2 of stored metadata is its status (after the u16 version); looking there avoids decoding all on load.

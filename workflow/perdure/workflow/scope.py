@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import trio
 
+from perdure.storage import layout
 from perdure.storage.schema import (
     KIND_NAMES,
     Entry,
@@ -67,6 +68,7 @@ class Scope:
     Attributes:
         activation: Whose scope it is.
         location: Its place; entries lie directly below.
+        key: The stored key of that place.
         node: Its node in history's tree.
         unvisited: Numbers of the recorded names below that were not asked for yet.
         inner: The scope of the operation in progress, if that has one.
@@ -81,6 +83,7 @@ class Scope:
         "activation",
         "inner",
         "is_closed",
+        "key",
         "location",
         "node",
         "unvisited",
@@ -89,6 +92,7 @@ class Scope:
     def __init__(self, activation: Activation, location: Location, node: Node) -> None:
         self.activation: Activation = activation
         self.location: Location = location
+        self.key: bytes = layout.entry_key(location)
         self.node: Node = node
         self.unvisited: set[Segment] = set(node.children)
         self.inner: Scope | None = None
@@ -373,8 +377,9 @@ class Operation:
         """Record a new entry of this operation, or of one of its derived names."""
         scope = self.scope
         activation = scope.activation
-        number = self._number_of(name)
+        number = self._number if name is None and self._number is not None else self._number_of(name)
         scope.unvisited.discard(number)
         node = scope.node.children[number] = Node()
-        activation.history.put_entry(node, Entry(activation.ids.next_id(), (*scope.location, number), kind))
+        entry = Entry(activation.ids.next_id(), (*scope.location, number), kind)
+        activation.history.put_entry(node, entry, layout.key_below(scope.key, number))
         return node
