@@ -183,7 +183,8 @@ def encode_metadata(metadata: EntryMetadata) -> bytes:
         BareEncodeError: A number is out of its range, or text holds a lone surrogate.
     """
     m = metadata
-    if m.completed_at_ms is not None and m.error is m.rollback_error is m.rollback_completed_at_ms is None:
+    has_error = m.error is not None or m.rollback_error is not None
+    if not has_error and m.completed_at_ms is not None and m.rollback_completed_at_ms is None:
         tried_ms, created_ms, completed_ms = m.last_attempt_at_ms, m.created_at_ms, m.completed_at_ms
         try:
             return _COMPLETED.pack(SCHEMA_VERSION, m.status, 0, m.attempts, tried_ms, created_ms, 1, completed_ms, 0)

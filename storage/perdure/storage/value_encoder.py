@@ -94,11 +94,14 @@ def encode_value(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str =
     return data
 
 
-def encode_flat(record: dict[object, object], bytes_max: int) -> bytes | None:
-    """The encoding of a record of plain scalars under text keys, as most results are; `None` for all else.
+def encode_flat(value: object, bytes_max: int) -> bytes | None:
+    """The encoding of a dict of plain scalars under text keys, as most results are; `None` for all else.
 
-    All else is whatever takes a closer look: also a record that is too large, or holds an infinity or a lone surrogate.
+    All else is whatever takes a closer look: also a dict that is too large, or holds an infinity or a lone surrogate.
     """
+    if type(value) is not dict:
+        return None
+    record = cast("dict[object, object]", value)
     if len(record) > bytes_max or not _TEXT.issuperset(map(type, record)):
         return None
     kinds = set(map(type, record.values()))

@@ -63,10 +63,8 @@ def round_trip(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str = "
         ValueTooDeepError: It nests over `NESTING_MAX` deep, or contains itself.
         OversizedValueError: Its encoding is larger than `bytes_max`.
     """
-    if type(value) is dict:
-        record = cast("dict[object, object]", value)
-        flat = encode_flat(record, bytes_max)
-        if flat is not None:
-            return flat, record.copy()  # what decoding would give, and quicker
+    flat = encode_flat(value, bytes_max)
+    if flat is not None:
+        return flat, cast("dict[str, Any]", value).copy()  # what decoding would give, and quicker
     data = encode_value(value, bytes_max=bytes_max, what=what)
     return data, value if type(value) in _UNCHANGED else decode_value(data)
