@@ -22,7 +22,7 @@ import pytest
 
 from perdure.storage import layout
 from perdure.storage.bare import Reader
-from perdure.storage.keys import unpack
+from perdure.storage.keys import pack, unpack
 from perdure.storage.limits import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES
 from perdure.storage.schema import (
     KIND_NAMES,
@@ -121,6 +121,17 @@ def test_what_is_said_about_keys_numbers_and_texts_of_the_example_is_so() -> Non
                 assert piece.decode() == comment
                 checked += 1
     assert checked > 25
+
+
+def test_keys_are_packed_by_the_grammar_of_the_page() -> None:
+    grammar = fences("text")[0]
+    codes = dict(re.findall(r"^(\w+) += ([0-9a-f]{2})\b", grammar, re.MULTILINE))
+    for name, part in {"zero": 0, "positive": 255, "negative": -1, "text": "a", "nested": (0,)}.items():
+        assert pack((part,))[:1].hex() == codes[name]
+    assert pack((256**8 - 1,))[:1].hex() == "1c"
+    assert pack((1 - 256**8,))[:1].hex() == "0c"
+    assert pack((-1,)).hex(" ") in grammar
+    assert pack(("\0",)) == bytes.fromhex("02 00 ff 00")
 
 
 # The schema, run.
