@@ -4,6 +4,8 @@ A workflow is an async function. Every effect goes through its `Context` and is 
 runs again from the top and recorded effects return their recorded results.
 """
 
+from perdure.workflow.blocks import BlockCatchKind
+from perdure.workflow.branches import Branch, JoinResult
 from perdure.workflow.clock import Clock, SystemClock, TrioClock
 from perdure.workflow.context import Context, QueueReader, WorkflowLogger
 from perdure.workflow.definition import Workflow, WorkflowFunction, definition_of, workflow
@@ -16,9 +18,11 @@ from perdure.workflow.errors import (
     FaultError,
     HistoryDivergedError,
     InvalidArgumentError,
+    JoinError,
     MisuseError,
     OperationInProgressError,
     QueueTimeoutError,
+    RaceError,
     RollbackError,
     StepCriticalError,
     StepError,
@@ -41,12 +45,18 @@ from perdure.workflow.states import InvalidTransitionError, WorkflowState
 from perdure.workflow.step import StepInfo, current_step
 from perdure.workflow.types import (
     ANY_MESSAGE,
+    BlockFailure,
+    BlockOk,
     Break,
     Continue,
+    FailureSource,
     HistoryEntry,
     Message,
+    RaceResult,
     RunMode,
     SleepOutcome,
+    StepFailure,
+    StepOk,
     WorkflowResult,
     WorkflowSnapshot,
 )
@@ -54,6 +64,10 @@ from perdure.workflow.versions import RemovableKind
 
 __all__ = [
     "ANY_MESSAGE",
+    "BlockCatchKind",
+    "BlockFailure",
+    "BlockOk",
+    "Branch",
     "Break",
     "Clock",
     "Context",
@@ -63,26 +77,33 @@ __all__ = [
     "DuplicateNameError",
     "ErrorInfo",
     "FailureKind",
+    "FailureSource",
     "FaultError",
     "HistoryDivergedError",
     "HistoryEntry",
     "IdGenerator",
     "InvalidArgumentError",
     "InvalidTransitionError",
+    "JoinError",
+    "JoinResult",
     "Message",
     "MisuseError",
     "OperationInProgressError",
     "QueueReader",
     "QueueTimeoutError",
     "RemovableKind",
+    "RaceError",
+    "RaceResult",
     "RollbackError",
     "RunMode",
     "SleepOutcome",
     "StepCriticalError",
     "StepError",
     "StepExhaustedError",
+    "StepFailure",
     "StepInfo",
     "StepInterruptedError",
+    "StepOk",
     "StepTimeoutError",
     "SuspendSignal",
     "SystemClock",

@@ -4,7 +4,7 @@
    (operations) or outside (message, wake, cancel, recover), changes `history` here and commits.
 2. It is closed once, for one reason (`Closing`); from then on the context is sealed, and what the function returns or
    raises is discarded. A stronger reason replaces a weaker one.
-3. Yield mode is live mode that closes (`PARKED`) once every live branch is parked and that is durable. So both modes
+3. Yield mode is live mode that closes (`PARKED`) once every lane is parked and that is durable. So both modes
    write the same history.
 4. An error of the storage is not an outcome of the workflow: it closes the activation, and whoever runs it gets the error.
 5. `state` is durable as `running` before the first new step function of an activation, with the count of activations
@@ -84,6 +84,8 @@ class Activation:
         user_bytes_max: Largest user value, encoded, in bytes.
         closing: Why it is over, or `None` while it is not.
         waiting: What it waits for, once parked.
+        lanes: How many lanes there are.
+        busy: How many of them run: neither parked nor waiting for their branches.
         must_commit_before_step: Whether `begin_step` must be awaited before a new step function runs.
         failure: The exception that failed it, if that happened in this process.
     """
@@ -108,7 +110,8 @@ class Activation:
         self.closing: Closing | None = None
         self.waiting: Wait | None = None
         self.failure: BaseException | None = None
-        self.live_branches = 1
+        self.busy = 1
+        self.lanes = 1
         self.mode: RunMode = "yield"
         self.is_running: bool = False
         self.is_draining: bool = False
@@ -293,25 +296,60 @@ class Activation:
         await trio.lowlevel.checkpoint_if_cancelled()  # by a scope of the user's that has fired, in yield mode too
         if self._user_deadline() < inf:
             raise _user_cancellation(operation.name, operation.operation, "is around")
+        lane = operation.scope.lane
         parking = Parking(wait)
         self._parked[parking] = None
+        lane.is_parked = True
+        self.busy -= 1
         try:
-            if self._is_quiet():
-                self.waiting = merge(parked.wait for parked in self._parked)
-                self.history.apply(WorkflowEvent.PARK)
-                self.history.set_alarm(self.waiting.deadline_ms)
-                self.history.set_idle_activations(0)
-            await self.commit()
-            if self._is_quiet():
-                if self.is_draining:
-                    self.evict()
-                elif self.mode == "yield":
-                    self._close(Closing.PARKED)
+            await self.settle()
             await parking.until_woken(self.clock)
         finally:
+            self.busy += 1
+            lane.is_parked = False
             del self._parked[parking]
+        if not lane.is_open:
+            await lane.leave()
         if self.history.state is WorkflowState.SLEEPING:
             self.history.apply(WorkflowEvent.RUN)
+
+    async def settle(self) -> None:
+        """A lane has parked or ended: make that durable and, if by it all are parked, that the workflow waits."""
+        was_quiet = self._is_quiet()
+        if was_quiet:
+            self.waiting = merge(parked.wait for parked in self._parked)
+            self.history.apply(WorkflowEvent.PARK)
+            self.history.set_alarm(self.waiting.deadline_ms)
+            self.history.set_idle_activations(0)
+        await self.commit()
+        if was_quiet and self._is_quiet():
+            if self.is_draining:
+                self.evict()
+            elif self.mode == "yield":
+                self._close(Closing.PARKED)
+
+    async def drained(self) -> None:
+        """Let nothing begin any more in a workflow that leaves: wait until the last lane has come to rest, and be evicted."""
+        self.busy -= 1
+        try:
+            if self.busy == 0:
+                self.evict()
+            await trio.sleep_forever()
+        finally:
+            self.busy += 1
+
+    def fork(self, lanes: int) -> None:
+        """A lane now waits for this many new ones."""
+        self.busy += lanes - 1
+        self.lanes += lanes
+        self._committer.is_alone = False
+
+    def end_lane(self, *, hands_over: bool) -> None:
+        """A branch is over; `hands_over` if the lane that waits for it is to run from here on."""
+        if not hands_over:
+            self.busy -= 1
+        self.lanes -= 1
+        self._committer.is_alone = self.lanes == 1
 
     def _user_deadline(self) -> float:
         """The earliest deadline of the scopes that the workflow's own code has opened around the caller."""
@@ -323,7 +361,7 @@ class Activation:
             self._cancel_scope.shield = False
 
     def _is_quiet(self) -> bool:
-        return len(self._parked) == self.live_branches and not any(parking.is_woken for parking in self._parked)
+        return self.busy == 0 and not any(parking.is_woken for parking in self._parked)
 
     # What the outside asks for. Each returns once it is durable, whether the function is running or not.
 
@@ -424,7 +462,7 @@ class Activation:
     def drain(self) -> None:
         """Evict the workflow as soon as no step function runs: at once if it waits, else before its next operation."""
         self.is_draining = True
-        if self._is_quiet():
+        if self.busy == 0:
             self.evict()
 
     async def recover(self) -> bool:

@@ -8,22 +8,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from datetime import datetime
 from functools import wraps
 from random import Random
-from typing import Any, TypeVar, TypeVarTuple, Unpack, cast, overload
+from typing import Any, Literal, TypeVar, TypeVarTuple, Unpack, cast, overload
 from uuid import UUID
 
+from perdure.workflow.blocks import BLOCK_CATCH, STEP_CATCH, BlockCatchKind, check_catch, run_block, step_failure
+from perdure.workflow.branches import Branch, JoinResult, check_branches
 from perdure.workflow.checks import check_count, check_duration, check_message_names, check_when_ms, ms_ceil
 from perdure.workflow.derived import derive_random, derive_uuid, run_now
-from perdure.workflow.errors import InvalidArgumentError, QueueTimeoutError
+from perdure.workflow.errors import FailureKind, InvalidArgumentError, QueueTimeoutError, StepError
+from perdure.workflow.join import run_join
 from perdure.workflow.loop import run_loop
 from perdure.workflow.queue import run_queue_read
+from perdure.workflow.race import run_race
 from perdure.workflow.scope import Operation, OperationName, Scope
 from perdure.workflow.sleep import run_sleep
 from perdure.workflow.step import USUAL_OPTIONS, check_step_options, run_step
-from perdure.workflow.types import Break, Continue, Message, SleepOutcome
+from perdure.workflow.types import (
+    BlockFailure,
+    BlockOk,
+    Break,
+    Continue,
+    Message,
+    RaceResult,
+    SleepOutcome,
+    StepFailure,
+    StepOk,
+)
 from perdure.workflow.versions import RemovableKind, check_kind, run_get_version, run_removed
 
 __all__ = ["Context", "QueueReader", "WorkflowLogger"]
@@ -143,7 +157,7 @@ def _timeout_ms(timeout: float | None) -> int | None:
 
 
 class Context:
-    """The context of one scope: of the workflow's function, or of one iteration of a loop."""
+    """The context of one scope: of the workflow's function, an iteration of a loop, a branch, or a try block."""
 
     __slots__ = ("_scope", "logger", "queue")
 
@@ -240,7 +254,35 @@ class Context:
             StepTimeoutError: It exceeded `timeout`.
             StepInterruptedError: An `at_most_once` step was begun by an earlier process, its outcome unknown.
         """
-        with Operation(self._scope, name, "step") as operation:
+        return await self._run_step(
+            "step",
+            name,
+            fn,
+            args,
+            max_retries,
+            retry_backoff_base,
+            retry_backoff_max,
+            timeout,
+            retry_on_timeout,
+            ephemeral,
+            at_most_once,
+        )
+
+    async def _run_step(
+        self,
+        kind: Literal["step", "try_step"],
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        max_retries: int | None,
+        retry_backoff_base: float,
+        retry_backoff_max: float,
+        timeout: float,
+        retry_on_timeout: bool,
+        ephemeral: bool,
+        at_most_once: bool,
+    ) -> Any:
+        with Operation(self._scope, name, kind) as operation:
             if (
                 max_retries is None
                 and timeout == 30.0
@@ -260,6 +302,176 @@ class Context:
                     at_most_once,
                 )
             return await run_step(operation, fn, args, options)
+
+    @overload
+    async def try_step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], Awaitable[T]],
+        *args: Unpack[Ts],
+        max_retries: int | None = None,
+        retry_backoff_base: float = 0.1,
+        retry_backoff_max: float = 30.0,
+        timeout: float = 30.0,
+        retry_on_timeout: bool = False,
+        ephemeral: bool = False,
+        at_most_once: bool = False,
+        catch: Iterable[FailureKind] = STEP_CATCH,
+    ) -> StepOk[T] | StepFailure: ...
+
+    @overload
+    async def try_step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], T],
+        *args: Unpack[Ts],
+        max_retries: int | None = None,
+        retry_backoff_base: float = 0.1,
+        retry_backoff_max: float = 30.0,
+        timeout: float = 30.0,
+        retry_on_timeout: bool = False,
+        ephemeral: bool = False,
+        at_most_once: bool = False,
+        catch: Iterable[FailureKind] = STEP_CATCH,
+    ) -> StepOk[T] | StepFailure: ...
+
+    @_in_turn("try_step")
+    async def try_step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], Any],
+        *args: Unpack[Ts],
+        max_retries: int | None = None,
+        retry_backoff_base: float = 0.1,
+        retry_backoff_max: float = 30.0,
+        timeout: float = 30.0,
+        retry_on_timeout: bool = False,
+        ephemeral: bool = False,
+        at_most_once: bool = False,
+        catch: Iterable[FailureKind] = STEP_CATCH,
+    ) -> StepOk[Any] | StepFailure:
+        """Run a step like `step`, and return its failure as a value.
+
+        Durable on return. The same value on every run; recorded as a step, so one may become the other in new code.
+
+        Args:
+            name, fn, args, max_retries, retry_backoff_base, retry_backoff_max, timeout, retry_on_timeout, ephemeral,
+                at_most_once: As for `step`.
+            catch: The kinds of failures to return; others are raised. All but `rollback` unless given.
+
+        Returns:
+            `StepOk(value)`, or `StepFailure(kind, step_name, attempts, error)`.
+
+        Raises:
+            StepError: The step failed in a way that `catch` does not hold.
+        """
+        try:
+            kinds = check_catch(catch, "try_step")
+        except InvalidArgumentError as fault:
+            self._scope.activation.fault(fault)
+            raise
+        try:
+            value = await self._run_step(
+                "try_step",
+                name,
+                fn,
+                args,
+                max_retries,
+                retry_backoff_base,
+                retry_backoff_max,
+                timeout,
+                retry_on_timeout,
+                ephemeral,
+                at_most_once,
+            )
+        except StepError as error:
+            if error.kind not in kinds:
+                raise
+            return step_failure(error)
+        return StepOk(value)
+
+    @_in_turn("try_block")
+    async def try_block(
+        self,
+        name: str,
+        fn: Callable[[Context, Unpack[Ts]], Awaitable[T]],
+        *args: Unpack[Ts],
+        catch: Iterable[BlockCatchKind] = BLOCK_CATCH,
+    ) -> BlockOk[T] | BlockFailure:
+        """Run `fn(ctx, *args)` with a context of its own, and return the failure of what is in it as a value.
+
+        The block has no record of its own: on replay its function runs again, over what is recorded of its operations.
+
+        Args:
+            name: The block's name, unique within its scope.
+            fn: A coroutine function, called with the block's context.
+            args: Its further arguments; use `functools.partial` for keywords.
+            catch: What to return as a failure: that of a `step`, a `join`, a `race`, or a `rollback` (`RollbackError` out
+                of a step or of the block). Everything else is raised, the function's own exceptions among it.
+
+        Returns:
+            `BlockOk(value)`, or `BlockFailure(source, name, error, step)`.
+        """
+        with Operation(self._scope, name, "try_block") as operation:
+            return await run_block(operation, fn, args, check_catch(catch, "try_block"))
+
+    @overload
+    async def join(self, name: str, branches: Mapping[str, Callable[[Context], Awaitable[T]]]) -> JoinResult[T]: ...
+
+    @overload
+    async def join(self, name: str, branches: Iterable[Branch[T]]) -> JoinResult[T]: ...
+
+    @_in_turn("join")
+    async def join(
+        self, name: str, branches: Mapping[str, Callable[[Context], Awaitable[Any]]] | Iterable[Branch[Any]]
+    ) -> JoinResult[Any]:
+        """Run branches beside each other and wait for all of them.
+
+        Each branch has a context of its own, and its outcome is durable as soon as it ends; one that waits holds no other.
+        The branches' outcomes are durable on return. Cancelled by an eviction, each branch goes on where it was.
+
+        Args:
+            name: The join's name, unique within its scope.
+            branches: Functions `async def branch(ctx)` by name, or `Branch(name, function)` objects; 1 to 2,048.
+
+        Returns:
+            The branches' values, as they are stored, by name in the order given; `result[branch]` with a `Branch` object
+            has the type that its function returns.
+
+        Raises:
+            JoinError: Branches failed; raised once all are settled, the same on every run.
+        """
+        with Operation(self._scope, name, "join") as operation:
+            return await run_join(operation, check_branches(branches, "join"))
+
+    @overload
+    async def race(self, name: str, branches: Mapping[str, Callable[[Context], Awaitable[T]]]) -> RaceResult[T]: ...
+
+    @overload
+    async def race(self, name: str, branches: Iterable[Branch[T]]) -> RaceResult[T]: ...
+
+    @_in_turn("race")
+    async def race(
+        self, name: str, branches: Mapping[str, Callable[[Context], Awaitable[Any]]] | Iterable[Branch[Any]]
+    ) -> RaceResult[Any]:
+        """Run branches beside each other until one succeeds.
+
+        The winner is durable before the others are cancelled, and on return. What the losers had recorded is forgotten in
+        the same batch, and messages that they had taken and not completed are back in the mailbox. Steps of a loser may
+        have taken effect outside.
+
+        Args:
+            name: The race's name, unique within its scope.
+            branches: Functions `async def branch(ctx)` by name, or `Branch(name, function)` objects; 1 to 2,048.
+
+        Returns:
+            The winner's name and value; it does not wait for a loser longer than that takes to unwind.
+
+        Raises:
+            RaceError: Every branch failed; the same on every run.
+        """
+        with Operation(self._scope, name, "race") as operation:
+            return await run_race(operation, check_branches(branches, "race"))
 
     @_in_turn("sleep")
     async def sleep(self, name: str, seconds: float) -> SleepOutcome:

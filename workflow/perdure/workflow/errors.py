@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -26,9 +26,11 @@ __all__ = [
     "FaultError",
     "HistoryDivergedError",
     "InvalidArgumentError",
+    "JoinError",
     "MisuseError",
     "OperationInProgressError",
     "QueueTimeoutError",
+    "RaceError",
     "RollbackError",
     "StepCriticalError",
     "StepError",
@@ -176,6 +178,36 @@ class StepTimeoutError(StepError):
 
 class StepInterruptedError(StepError):
     """An `at_most_once` step was begun and its process died; whether it took effect is unknown. It is not run again."""
+
+
+class JoinError(WorkflowError):
+    """Branches of a join failed; raised once all of its branches are settled.
+
+    Attributes:
+        name: The join's name.
+        errors: Each failed branch's error as it is stored, by branch name in the order given. The original exceptions are
+            `__cause__` on the first run only.
+        causes: The ids of the history entries that failed: the join's, and those of the steps behind it.
+    """
+
+    name: str
+    errors: Mapping[str, ErrorInfo]
+    causes: Sequence[str]
+
+
+class RaceError(WorkflowError):
+    """Every branch of a race failed.
+
+    Attributes:
+        name: The race's name.
+        errors: Each branch's error as it is stored, by branch name in the order given. The original exceptions are
+            `__cause__` on the first run only.
+        causes: The ids of the history entries that failed: the race's, and those of the steps behind it.
+    """
+
+    name: str
+    errors: Mapping[str, ErrorInfo]
+    causes: Sequence[str]
 
 
 class QueueTimeoutError(WorkflowError):

@@ -17,6 +17,8 @@ from perdure.workflow.errors import (
     CriticalError,
     ErrorInfo,
     FailureKind,
+    JoinError,
+    RaceError,
     RollbackError,
     StepCriticalError,
     StepError,
@@ -201,6 +203,9 @@ def causes_of(error: BaseException) -> list[str]:
         if isinstance(current, StepError):
             causes[current.entry_id] = None
             continue  # what is behind a step's failure is the user's own exception
+        if isinstance(current, JoinError | RaceError):
+            causes.update(dict.fromkeys(current.causes))
+            continue  # it knows what is behind it, also when that was in another process
         stack.extend((current.__cause__, current.__context__))
         if isinstance(current, BaseExceptionGroup):
             stack.extend(cast("BaseExceptionGroup[BaseException]", current).exceptions)

@@ -215,6 +215,12 @@ class History:
         assert entry is not None, "only a recorded entry changes"
         self.put_entry(node, Entry(entry.id, entry.location, kind))
 
+    def touch(self, node: Node) -> None:
+        """Record that an entry's content was changed in place, many times perhaps; it is encoded once for each batch."""
+        entry = node.entry
+        assert entry is not None, "only a recorded entry changes"
+        self.pending.put_late(layout.entry_key(entry.location), lambda: encode_entry(entry))
+
     def _track_sleep(self, node: Node, location: Location, kind: SleepEntry) -> None:
         if kind.state is SleepState.PENDING:
             self.open_sleeps[location] = node
@@ -265,6 +271,11 @@ class History:
         self._details[entry_id] = detail
         self.pending.put(layout.detail_key(entry_id), encode_value(detail))
 
+    def touch_detail(self, entry_id: str, detail: dict[str, Any]) -> None:
+        """`put_detail` for a map that is changed in place, many times perhaps: it is encoded once for each batch."""
+        self._details[entry_id] = detail
+        self.pending.put_late(layout.detail_key(entry_id), lambda: encode_value(detail))
+
     def delete_detail(self, entry_id: str) -> None:
         """Forget it."""
         if self._details.pop(entry_id, None) is not None:
@@ -279,6 +290,13 @@ class History:
             if below is not None:
                 self._forget(below)
         self.pending.delete_range(*layout.loop_iterations_range(location, first, end))
+
+    def forget_child(self, node: Node, location: Location, segment: Segment) -> None:
+        """Forget all that is below one segment of a place, and all that belongs to it."""
+        below = node.children.pop(segment, None)
+        if below is not None:
+            self._forget(below)
+            self.pending.delete_prefix(layout.entry_key((*location, segment)))
 
     def _forget(self, top: Node) -> None:
         for node in top.walk():

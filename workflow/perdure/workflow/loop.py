@@ -20,7 +20,7 @@ from perdure.storage.values import UNDEFINED
 from perdure.workflow.checks import check_function
 from perdure.workflow.errors import InvalidArgumentError, SuspendSignal
 from perdure.workflow.history import Node
-from perdure.workflow.scope import Operation, Scope
+from perdure.workflow.scope import Operation
 from perdure.workflow.types import Break, Continue
 
 if TYPE_CHECKING:
@@ -123,12 +123,7 @@ class _Loop:
     async def run_iteration(self, body: Callable[[Context, Any], Awaitable[Any]], state: object) -> Any:
         from perdure.workflow.context import Context
 
-        segment = LoopIteration(self._number, self._iteration)
-        node = self._node.children.get(segment)
-        if node is None:
-            node = self._node.children[segment] = Node()
-        outer = self._operation.scope
-        scope = outer.inner = Scope(self._activation, (*self._location, segment), node)
+        scope = self._operation.enter(LoopIteration(self._number, self._iteration))
         try:
             called = body(Context(scope), state)
             if not hasattr(called, "__await__"):
@@ -141,12 +136,17 @@ class _Loop:
                 scope.close(cause=error)
             raise
         finally:
-            outer.inner = None
-            scope.is_closed = True
-        if self._activation.closing is not None:
-            raise SuspendSignal  # the context was closed under the body: what it returned does not count
+            self._operation.leave(scope)
+        await self._check_open()  # else the context was closed under the body: what it returned does not count
         scope.close()
         return answer
+
+    async def _check_open(self) -> None:
+        if self._activation.closing is not None:
+            raise SuspendSignal
+        lane = self._operation.scope.lane
+        if not lane.is_open:
+            await lane.leave()
 
     async def advance(self, state: object, prune_interval: int, history_size: int) -> Any:
         """Go on to the next iteration; returns the state as it is stored."""
@@ -157,7 +157,7 @@ class _Loop:
             raise InvalidArgumentError(
                 f"loop {self._operation.name!r} reached its limit of 2**32 iterations; break before"
             )
-        activation.progress()
+        self._operation.progress()
         activation.history.change(self._node, LoopEntry(self.state_data, self._iteration, None))
         if self._iteration % prune_interval == 0:
             self._prune(self._iteration - history_size)
@@ -172,7 +172,7 @@ class _Loop:
         if value is not None:
             what = f"the value that loop {self._operation.name!r} broke with"
             data, value = round_trip(value, bytes_max=activation.user_bytes_max - len(self.state_data), what=what)
-        activation.progress()
+        self._operation.progress()
         activation.history.change(self._node, LoopEntry(self.state_data, self._iteration, data))
         self._metadata.status = EntryStatus.COMPLETED
         self._metadata.completed_at_ms = activation.clock.now_ms()

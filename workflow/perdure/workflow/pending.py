@@ -1,12 +1,15 @@
 """What a workflow has changed since its last commit: the dirty list.
 
-1. A change is encoded when it is made, so a batch is what was true when it was taken, whatever happens meanwhile.
+1. A batch is what was true when it was taken, whatever happens meanwhile: a change is encoded when it is made or, where
+   many changes meet in one value (the branches of a join), when the batch is taken.
 2. Only what changed is here: the cost of a commit does not depend on the length of history.
 3. `take` hands everything over as one batch; `put_back` returns a refused batch, under what was changed since.
 4. Deletions of a batch apply before its puts, so a deletion also drops the pending puts that it covers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from perdure.storage import AlarmChange, Batch, layout
 
@@ -20,11 +23,12 @@ class Pending:
         version: Counts changes; a commit that took version `n` made all changes up to `n` durable.
     """
 
-    __slots__ = ("_alarm", "_deletes", "_prefixes", "_puts", "_ranges", "_returned", "version")
+    __slots__ = ("_alarm", "_deletes", "_late", "_prefixes", "_puts", "_ranges", "_returned", "version")
 
     def __init__(self) -> None:
         self.version: int = 0
         self._puts: dict[bytes, bytes] = {}
+        self._late: dict[bytes, Callable[[], bytes]] = {}
         self._deletes: dict[bytes, None] = {}
         self._prefixes: list[bytes] = []
         self._ranges: list[tuple[bytes, bytes]] = []
@@ -35,6 +39,13 @@ class Pending:
         """Write one value."""
         self.version += 1
         self._puts[key] = value
+        if self._late:
+            self._late.pop(key, None)
+
+    def put_late(self, key: bytes, encode: Callable[[], bytes]) -> None:
+        """Write one value, encoded when the batch is taken; `encode` must not fail."""
+        self.version += 1
+        self._late[key] = encode
 
     def put_returned(self, key: bytes, value: bytes) -> None:
         """Write a message that the workflow's code gives back, which is not one on its way into the mailbox."""
@@ -45,11 +56,13 @@ class Pending:
         """Remove one key."""
         self.version += 1
         self._puts.pop(key, None)
+        self._late.pop(key, None)
         self._deletes[key] = None
 
     def delete_prefix(self, prefix: bytes) -> None:
         """Remove every key that starts with `prefix`."""
         self.version += 1
+        self._encode_late()
         for key in [key for key in self._puts if key.startswith(prefix)]:
             del self._puts[key]
         self._prefixes.append(prefix)
@@ -57,6 +70,7 @@ class Pending:
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Remove every key with `start <= key < end`."""
         self.version += 1
+        self._encode_late()
         for key in [key for key in self._puts if start <= key < end]:
             del self._puts[key]
         self._ranges.append((start, end))
@@ -66,9 +80,15 @@ class Pending:
         self.version += 1
         self._alarm = change
 
+    def _encode_late(self) -> None:
+        for key, encode in self._late.items():
+            self._puts[key] = encode()
+        self._late.clear()
+
     def keep_mail(self) -> None:
         """Drop everything but messages on their way into the mailbox: those were not recorded by the workflow's code."""
         self._puts = {key: value for key, value in self._puts.items() if _is_mail(key) and key not in self._returned}
+        self._late.clear()
         self._deletes = {key: None for key in self._deletes if key.startswith(layout.DEDUP_PREFIX)}
         self._prefixes.clear()
         self._ranges.clear()
@@ -76,6 +96,8 @@ class Pending:
 
     def take(self) -> Batch:
         """Everything pending, as one batch; nothing is pending afterwards."""
+        if self._late:
+            self._encode_late()
         puts, self._puts = self._puts, {}
         self._returned.clear()
         if not (self._deletes or self._prefixes or self._ranges or self._alarm):

@@ -92,7 +92,7 @@ async def run_queue_read(
         if not letters and not is_late:
             await activation.park(Wait(deadline_ms, wanted), operation)
             continue
-        activation.progress()
+        operation.progress()
         if deadline is not None and deadline_ms is not None:
             state = SleepState.INTERRUPTED if letters else SleepState.COMPLETED
             activation.history.change(deadline, SleepEntry(deadline_ms, state))

@@ -41,6 +41,7 @@ from perdure.workflow.errors import (
     SuspendSignal,
 )
 from perdure.workflow.history import History, Node
+from perdure.workflow.lanes import Lane
 
 if TYPE_CHECKING:
     from perdure.workflow.activation import Activation
@@ -48,7 +49,19 @@ if TYPE_CHECKING:
 __all__ = ["Operation", "OperationName", "Scope", "is_of_queue_read", "queue_read_of"]
 
 OperationName: TypeAlias = Literal[
-    "step", "sleep", "sleep_until", "loop", "queue.next", "queue.next_batch", "get_version", "removed", "now"
+    "step",
+    "try_step",
+    "try_block",
+    "sleep",
+    "sleep_until",
+    "loop",
+    "queue.next",
+    "queue.next_batch",
+    "join",
+    "race",
+    "get_version",
+    "removed",
+    "now",
 ]
 """The method of the context that was called."""
 
@@ -57,45 +70,62 @@ KindT = TypeVar("KindT", bound=EntryKind)
 
 _HINTS: Final[dict[OperationName, str]] = {
     "loop": "in a loop's body, use the context that the body is given",
+    "join": "in a branch, use the context that the branch is given",
+    "race": "in a branch, use the context that the branch is given",
+    "try_block": "in a block, use the context that the block is given",
     "step": "await each operation before the next one, and use no context in the function of a step",
 }
 _DERIVED: Final = re.compile(r"(?s)(.+):(?:count|deadline|[0-9]+)")
 
 
 class Scope:
-    """One sequence of operations: the root of a workflow, or one iteration of a loop.
+    """One sequence of operations: the root of a workflow, an iteration of a loop, a branch, or a try block.
 
     Attributes:
         activation: Whose scope it is.
         location: Its place; entries lie directly below.
         key: The stored key of that place.
         node: Its node in history's tree.
+        lane: The lane whose operations these are.
         unvisited: Numbers of the recorded names below that were not asked for yet.
-        inner: The scope of the operation in progress, if that has one.
+        inner: The scopes of the operation in progress, if that has any.
     """
 
     __slots__ = (
         "_busy",
         "_derived",
         "_names",
+        "_outer",
         "_queues",
         "_unawaited",
         "activation",
         "inner",
         "is_closed",
         "key",
+        "lane",
         "location",
         "node",
         "unvisited",
     )
 
-    def __init__(self, activation: Activation, location: Location, node: Node) -> None:
+    def __init__(
+        self,
+        activation: Activation,
+        location: Location,
+        node: Node,
+        *,
+        outer: Scope | None = None,
+        lane: Lane | None = None,
+    ) -> None:
         self.activation: Activation = activation
         self.location: Location = location
         self.key: bytes = layout.entry_key(location)
         self.node: Node = node
+        self.lane: Lane = lane or (Lane() if outer is None else outer.lane)
         self.unvisited: set[Segment] = set(node.children)
-        self.inner: Scope | None = None
+        self.inner: dict[Scope, None] = {}
+        # What encloses this scope and has recorded entries ahead; it visits none of them while this scope is in progress.
+        self._outer: Scope | None = outer if outer is None or outer.unvisited else outer._outer
         self.is_closed: bool = False
         self._busy: tuple[OperationName, str] | None = None
         self._unawaited: tuple[Coroutine[Any, Any, Any], OperationName, object] | None = None
@@ -106,12 +136,17 @@ class Scope:
     @property
     def is_replaying(self) -> bool:
         """Whether recorded entries are still ahead, here or in the operation in progress."""
-        return bool(self.unvisited) or (self.inner is not None and self.inner.is_replaying)
+        return bool(self.unvisited) or any(scope.is_replaying for scope in self.inner)
+
+    @property
+    def ahead(self) -> Scope | None:
+        """The innermost scope, this one or one that encloses it, that has recorded entries which were not asked for yet."""
+        return self if self.unvisited else self._outer
 
     @property
     def has_recorded_ahead(self) -> bool:
         """Whether an earlier run got past the place where the scope is now."""
-        return bool(self.unvisited)
+        return self.ahead is not None
 
     def path_text(self, name: str | int | None = None) -> str:
         """The scope's place, or that of a name in it, for messages."""
@@ -129,6 +164,12 @@ class Scope:
         """
         if self.activation.closing is not None:
             return call  # which raises the signal; that an earlier one did so too is no forgotten await
+        if not self.lane.is_open:
+            call.close()
+            return cast("Coroutine[Any, Any, T]", self.lane.leave())
+        if self.activation.is_draining:
+            call.close()
+            return cast("Coroutine[Any, Any, T]", self.activation.drained())
         if self._unawaited is not None:
             call.close()
             error = self._forgotten(f"before {operation} {name!r} was asked for; do one thing at a time in a scope")
@@ -263,9 +304,16 @@ def is_of_queue_read(history: History, node: Node) -> bool:
     return isinstance(entry.kind, MessageEntry) or not history.detail(entry.id).get("sleep")
 
 
+def _child(node: Node, segment: Segment) -> Node:
+    child = node.children.get(segment)
+    if child is None:
+        child = node.children[segment] = Node()
+    return child
+
+
 def _describe_node(node: Node) -> str:
     if node.entry is None:
-        return "a block"
+        return "a try_block"
     kind = node.entry.kind
     return f"a removed {kind.original_type}" if isinstance(kind, RemovedEntry) else f"a {KIND_NAMES[type(kind)]}"
 
@@ -294,9 +342,7 @@ class Operation:
 
     def __enter__(self) -> Operation:
         activation = self.scope.activation
-        if activation.is_draining:
-            activation.evict()
-        if activation.closing is not None:
+        if activation.closing is not None or not self.scope.lane.is_open:
             raise SuspendSignal
         try:
             check_name(self.name, self.operation)
@@ -314,7 +360,7 @@ class Operation:
             return
         if isinstance(error, FaultError):
             self.scope.activation.fault(error)
-        elif _is_cancellation(error):
+        elif _is_cancellation(error) and self.scope.lane.is_open:
             self.scope.activation.note_cancelled(self.name, self.operation)
 
     def find(self, kind: type[KindT], name: str | None = None) -> tuple[Node, Entry, KindT] | None:
@@ -343,28 +389,75 @@ class Operation:
         scope.unvisited.discard(number)
         return scope.node.children.get(number)
 
+    def check_is_block(self) -> None:
+        """What is recorded here, if anything is, has no entry of its own.
+
+        Raises:
+            HistoryDivergedError: History holds an entry there.
+        """
+        number = self._number_of(None)
+        self.scope.unvisited.discard(number)
+        node = self.scope.node.children.get(number)
+        if node is not None and node.entry is not None:
+            raise self.diverged(self.name, node, "where the code asks for")
+
     def check_is_next(self) -> None:
-        """Nothing new may begin while the scope holds recorded entries that the code did not ask for: it never will.
+        """Nothing new may begin while this scope, or one around it, holds recorded entries that the code did not ask for.
 
         Raises:
             HistoryDivergedError: There are such entries.
         """
-        if self.scope.unvisited:
-            name, node = self.scope.first_unvisited()
-            raise self.diverged(name, node, "and the code, not having asked for it, goes on to")
+        ahead = self.scope.ahead
+        if ahead is not None:
+            name, node = ahead.first_unvisited()
+            raise self.diverged(name, node, "and the code, not having asked for it, goes on to", ahead)
 
-    def diverged(self, name: str, node: Node, how: str) -> HistoryDivergedError:
+    def diverged(self, name: str, node: Node, how: str, scope: Scope | None = None) -> HistoryDivergedError:
         """The error for a recorded entry that does not go with this operation; `how` says why, before what was asked for."""
+        scope = scope or self.scope
         found = _describe_node(node)
         asked = f"{self.operation} {self.name!r}"
         then = "and name the new one otherwise" if name == self.name else f"before {asked}"
         return HistoryDivergedError(
-            f"history holds {found} {name!r} at {self.scope.path_text()}, {how} {asked}; restore the operation that was there "
-            f"(a renamed one is another one), or retire it with `await {self.scope.removal_of(name, node)}` {then}",
-            location=self.scope.path_text(name),
+            f"history holds {found} {name!r} at {scope.path_text()}, {how} {asked}; restore the operation that was there "
+            f"(a renamed one is another one), or retire it with `await {scope.removal_of(name, node)}` {then}",
+            location=scope.path_text(name),
             found=found,
             asked=asked,
         )
+
+    def enter(self, segment: Segment | None = None, lane: Lane | None = None) -> Scope:
+        """The scope of what this operation runs, at its own place or at a segment below; `leave` it afterwards."""
+        outer = self.scope
+        number = self._number_of(None)
+        outer.unvisited.discard(number)
+        node, location = _child(outer.node, number), (*outer.location, number)
+        if segment is not None:
+            node, location = _child(node, segment), (*location, segment)
+        scope = Scope(outer.activation, location, node, outer=outer, lane=lane)
+        outer.inner[scope] = None
+        return scope
+
+    def leave(self, scope: Scope) -> None:
+        """What ran in a scope of this operation is over; a place at which nothing was recorded is none."""
+        scope.is_closed = True
+        del self.scope.inner[scope]
+        if scope.node.entry is None and not scope.node.children:
+            outer = self.scope.node
+            parent = (
+                outer if len(scope.location) == len(self.scope.location) + 1 else outer.children[self._number_of(None)]
+            )
+            parent.children.pop(scope.location[-1], None)
+
+    def progress(self) -> None:
+        """Something of this operation is about to be recorded that another run would not have to do again.
+
+        Raises:
+            SuspendSignal: Nothing may be recorded any more.
+        """
+        if not self.scope.lane.is_open:
+            raise SuspendSignal
+        self.scope.activation.progress()
 
     def _number_of(self, name: str | None) -> int:
         if name is not None:

@@ -39,7 +39,7 @@ async def run_sleep(operation: Operation, deadline_ms: int) -> SleepOutcome:
         if (state := _state(node)) is not SleepState.PENDING:
             await activation.commit()  # wake() recorded it; if the deadline came meanwhile, it may still be writing
             return _OUTCOMES[state]
-    activation.progress()
+    operation.progress()
     activation.history.change(node, SleepEntry(deadline_ms, SleepState.COMPLETED))
     await activation.commit()
     return SleepOutcome.COMPLETED

@@ -284,6 +284,8 @@ class _Attempts:
         if not self._is_async:
             await wait_for_abandoned(self._thread_key())
         await trio.lowlevel.checkpoint_if_cancelled()  # a workflow that is being stopped begins nothing
+        if not (lane := self._operation.scope.lane).is_open:
+            await lane.leave()
         self._number = metadata.attempts + 1
         self._begun_at_ms = activation.clock.now_ms()
         if options.at_most_once:
@@ -291,6 +293,8 @@ class _Attempts:
             self._record(StepEntry(None, None))
         if activation.must_commit_before_step or options.at_most_once:
             await self._begin_durably()
+            if not lane.is_open:
+                await lane.leave()
         error: Exception | None = None
         value: Any = None
         timer = trio.CancelScope(relative_deadline=(options.timeout or inf) if self._is_async else inf)
@@ -302,6 +306,8 @@ class _Attempts:
             error = raised
         finally:
             _current_step.reset(token)
+        if not lane.is_open:
+            await lane.leave()
         if timer.cancelled_caught:
             await self._fail_by_timeout()
             return None
@@ -324,7 +330,7 @@ class _Attempts:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
-            if self._options.at_most_once:  # it is known not to have run
+            if self._options.at_most_once and self._operation.scope.lane.is_open:  # it is known not to have run
                 self._number -= 1
                 self._metadata.status = EntryStatus.PENDING
                 self._record(StepEntry(None, None))
@@ -373,7 +379,7 @@ class _Attempts:
         if value is not None:
             what = f"the result of step {self._operation.name!r}"
             data, value = round_trip(value, bytes_max=activation.user_bytes_max, what=what)
-        activation.progress()
+        self._operation.progress()
         metadata.status = EntryStatus.COMPLETED
         metadata.error = None
         metadata.completed_at_ms = activation.clock.now_ms()
@@ -419,7 +425,7 @@ class _Attempts:
         return step_error(kind, self._operation.name, self._number, info, self._entry_id())
 
     def _record_failure(self, status: EntryStatus, kind: FailureKind, info: ErrorInfo) -> None:
-        self._activation.progress()
+        self._operation.progress()
         text = cut_text(str(info))
         self._metadata.status = status
         self._metadata.error = text

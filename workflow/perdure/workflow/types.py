@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from perdure.storage.schema import EntryMetadata
-from perdure.workflow.errors import ErrorInfo
+from perdure.workflow.errors import ErrorInfo, FailureKind
 from perdure.workflow.states import WorkflowState
 
 __all__ = [
     "ANY_MESSAGE",
+    "BlockFailure",
+    "BlockOk",
     "Break",
     "Continue",
+    "FailureSource",
     "HistoryEntry",
     "Message",
+    "RaceResult",
     "RunMode",
     "SleepOutcome",
+    "StepFailure",
+    "StepOk",
     "WorkflowResult",
     "WorkflowSnapshot",
 ]
@@ -27,6 +33,9 @@ S_co = TypeVar("S_co", covariant=True)
 
 RunMode: TypeAlias = Literal["yield", "live"]
 """`yield`: return when the workflow has to wait. `live`: stay, and go on when the wait ends."""
+
+FailureSource: TypeAlias = Literal["step", "join", "race", "block"]
+"""What failed in a try block."""
 
 ANY_MESSAGE: Final = ("*",)
 """What `waiting_for_messages` holds when a message of any name ends the wait."""
@@ -70,6 +79,75 @@ class Message:
     name: str
     body: Any
     created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult(Generic[T_co]):
+    """What `ctx.race` returns.
+
+    Attributes:
+        winner: The name of the branch that won.
+        value: What it returned, as it is stored.
+    """
+
+    winner: str
+    value: T_co
+
+
+@dataclass(frozen=True, slots=True)
+class StepOk(Generic[T_co]):
+    """`ctx.try_step`: the step succeeded.
+
+    Attributes:
+        value: What it returned, as it is stored.
+    """
+
+    value: T_co
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """`ctx.try_step`: the step failed for good; the same on every run.
+
+    Attributes:
+        kind: Why no further attempt is made: `exhausted`, `critical`, `timeout`, `interrupted` or `rollback`.
+        step_name: The step's name.
+        attempts: How often its function was begun, as far as is known.
+        error: The last attempt's error as it is stored.
+    """
+
+    kind: FailureKind
+    step_name: str
+    attempts: int
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOk(Generic[T_co]):
+    """`ctx.try_block`: the block's function returned.
+
+    Attributes:
+        value: What it returned.
+    """
+
+    value: T_co
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFailure:
+    """`ctx.try_block`: something in the block failed; the same on every run.
+
+    Attributes:
+        source: What failed: a `step`, a `join`, a `race`, or the `block` itself (it raised `RollbackError`).
+        name: The name of what failed.
+        error: Its error as it is stored.
+        step: The step's failure in full, if `source` is `step`.
+    """
+
+    source: FailureSource
+    name: str
+    error: ErrorInfo
+    step: StepFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+"""Lanes: sequences of operations that run beside each other, and that can be left behind one by one.
+
+1. A workflow's own function is a lane; each branch of a join or race is one more, below the lane that asked for it.
+2. A lane is open until its activation closes or, in a race, until another branch has won. From the moment at which the
+   winner is chosen nothing of a loser is recorded, and none of its operations goes on; it is cancelled only once the
+   winner is durable (promise 3). Until then whatever it asks for waits, hence the two steps `OUTRUN` and `SEALED`.
+3. What is below a lane shares its fate.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NoReturn
+
+import trio
+
+from perdure.workflow.errors import SuspendSignal
+
+__all__ = ["Lane"]
+
+
+class _Stand(enum.Enum):
+    OPEN = enum.auto()
+    OUTRUN = enum.auto()
+    SEALED = enum.auto()
+
+
+class Lane:
+    """One sequence of operations.
+
+    Attributes:
+        is_open: Whether operations may begin, go on and record.
+        is_parked: Whether it waits durably.
+        is_raced: Whether it is a branch of a race, or below one: what it recorded may be taken back.
+    """
+
+    __slots__ = ("_below", "_stand", "is_open", "is_parked", "is_raced")
+
+    def __init__(self, above: Lane | None = None, *, is_raced: bool = False) -> None:
+        self.is_open: bool = True
+        self.is_parked: bool = False
+        self.is_raced: bool = is_raced or (above is not None and above.is_raced)
+        self._stand = _Stand.OPEN
+        self._below: set[Lane] = set()
+        if above is not None:
+            above._below.add(self)
+
+    def end(self, above: Lane) -> None:
+        """Its function is over."""
+        above._below.discard(self)
+
+    def is_waiting(self) -> bool:
+        """Whether nothing runs in it: it is parked, or all below it are."""
+        return self.is_parked or (bool(self._below) and all(lane.is_waiting() for lane in self._below))
+
+    def outrun(self) -> None:
+        """Another branch has won; that is not durable yet."""
+        self._set(_Stand.OUTRUN)
+
+    def seal(self) -> None:
+        """That another branch has won is durable: what is still asked for here gets the signal."""
+        self._set(_Stand.SEALED)
+
+    def _set(self, stand: _Stand) -> None:
+        stack: list[Lane] = [self]
+        while stack:
+            lane = stack.pop()
+            lane._stand = stand
+            lane.is_open = False
+            stack.extend(lane._below)
+
+    async def leave(self) -> NoReturn:
+        """Let nothing follow in a lane that is not open; the end is a cancellation or the signal.
+
+        Raises:
+            SuspendSignal: The lane is sealed.
+        """
+        if self._stand is _Stand.OUTRUN:
+            await trio.sleep_forever()  # the winner, or whatever keeps it from becoming durable, cancels this
+        raise SuspendSignal
