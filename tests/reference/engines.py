@@ -155,7 +155,15 @@ async def run_ours(
     await driver.batch(Batch(puts=_with_mail(position)))
     if position.alarm_ms is not None:
         await driver.set_alarm(WORKFLOW_ID, position.alarm_ms)
-    state, result = "threw", None
+    state, result, writes = "threw", None, list[Position]()
+
+    async def stored() -> Position:
+        return _without_mail(await namespace.dump(), position, await driver.get_alarm(WORKFLOW_ID))
+
+    async def note_write() -> None:
+        writes.append(await stored())
+
+    driver.on_write = note_write
     async with Host(namespace, mode, WORKFLOW_ID, MovableClock(position.now_ms)) as process:
         if action == "recover":
             await process.control("recover")
@@ -165,12 +173,7 @@ async def run_ours(
             result = error.name
         else:
             state, result = stopped.state.value, stopped.output
-        return replace(
-            _without_mail(await namespace.dump(), position, await driver.get_alarm(WORKFLOW_ID)),
-            effects=tuple(effects),
-            state=state,
-            result=result,
-        )
+        return replace(await stored(), state=state, result=result, writes=tuple(writes))
 
 
 def _with_mail(position: Position) -> list[tuple[bytes, bytes]]:
@@ -189,4 +192,4 @@ def _without_mail(kv: Dump, position: Position, alarm_ms: int | None) -> Positio
             mail.append(Mail(message.id, message.name, message.body, message.sent_at_ms))
     mailbox = (layout.MAILBOX_PREFIX, layout.DEDUP_PREFIX, layout.MAILBOX_SEQUENCE_KEY, layout.ALARM_KEY)
     left = {key: value for key, value in kv.items() if not key.startswith(mailbox)}
-    return Position(left, alarm_ms, tuple(mail), position.now_ms, position.effects)
+    return Position(left, alarm_ms, tuple(mail), position.now_ms, tuple(effects))

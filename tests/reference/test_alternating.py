@@ -5,13 +5,16 @@ Which engine makes which run is a word: `o` for ours, `t` for theirs.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dumps import meaning_of
 from engines import START_MS, Mail, Position, ReferenceEngine, run_ours
+from harness import Namespace
 from trio.testing import MockClock
 from twins import SCRIPTS, Alarm, Event, Recover, Script, Send
 
@@ -36,6 +39,10 @@ def cases() -> list[Any]:
     ]
 
 
+Run = Callable[[Position, str], Awaitable[Position]]
+"""One engine with one workflow: runs it, or recovers and runs it, from a position to the next."""
+
+
 def after(position: Position, event: Event | None, number: int) -> Position:
     """What the next run finds: a second has passed, and what happened."""
     position = replace(position, now_ms=position.now_ms + 1000)
@@ -53,20 +60,33 @@ def after(position: Position, event: Event | None, number: int) -> Position:
             return position
 
 
-async def play(
-    make_namespace: MakeNamespace, mode: RunMode, theirs: ReferenceEngine, name: str, script: Script, word: str
-) -> list[Position]:
+def runners(make_namespace: MakeNamespace, mode: RunMode, theirs: ReferenceEngine, name: str) -> dict[str, Run]:
+    """Both engines, by their letter."""
+    script = SCRIPTS[name]
+
+    async def run_our(position: Position, action: str) -> Position:
+        namespace = make_namespace()
+        try:
+            return await run_ours(namespace, mode, position, script.fn, script.input, action)
+        finally:
+            await namespace.close()
+
+    async def run_their(position: Position, action: str) -> Position:
+        return theirs.run(position, name, script.input, action)
+
+    return {"o": run_our, "t": run_their}
+
+
+def action_of(event: Event | None) -> str:
+    return "recover" if isinstance(event, Recover) else "run"
+
+
+async def play(engines: dict[str, Run], script: Script, word: str) -> list[Position]:
     """Where the workflow stands after each run."""
     positions = [Position({}, now_ms=START_MS)]
     for number, (turn, event) in enumerate(zip(word, (None, *script.events), strict=True)):
         position = after(positions[-1], event, number)
-        action = "recover" if isinstance(event, Recover) else "run"
-        if turn == "t":
-            positions.append(theirs.run(position, name, script.input, action))
-        else:
-            namespace = make_namespace()
-            positions.append(await run_ours(namespace, mode, position, script.fn, script.input, action))
-            await namespace.close()
+        positions.append(await engines[turn](position, action_of(event)))
     return positions[1:]
 
 
@@ -89,11 +109,40 @@ async def test_engines_that_take_turns_finish_a_workflow_like_one(
 ) -> None:
     """S16: no effect is missing or repeated, the end is the same, and at every stop so is what is stored."""
     script = SCRIPTS[name]
-    positions = await play(make_namespace, mode, theirs, name, script, word)
-    alone = await play(make_namespace, mode, theirs, name, script, "t" * len(word))
+    engines = runners(make_namespace, mode, theirs, name)
+    positions = await play(engines, script, word)
+    alone = await play(engines, script, "t" * len(word))
     assert positions[-1].result == script.ends
     assert positions[-1].effects == script.effects
     for position, expected in zip(positions, alone, strict=True):
         assert (position.state, position.stored_state) == (expected.state, expected.stored_state)
         assert position.mail == expected.mail
         assert alike(position, script) == alike(expected, script)
+
+
+@pytest.mark.parametrize("word", ["to", "ot"])
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_an_engine_takes_over_wherever_the_other_dies(
+    mode: RunMode, autojump_clock: MockClock, tmp_path: Path, theirs: ReferenceEngine, name: str, word: str
+) -> None:
+    """S16, S39: after every write of every run, the other engine goes on and the end is the same."""
+    script = SCRIPTS[name]
+    dying, following = word
+    engines = runners(lambda: Namespace("memory", tmp_path), mode, theirs, name)
+    position = Position({}, now_ms=START_MS)
+    cuts = 0
+    for number, event in enumerate((None, *script.events)):
+        position = await engines[dying](after(position, event, number), action_of(event))
+        for cut in position.writes:
+            taken = replace(cut, now_ms=cut.now_ms + 1000)
+            taken = await engines[following](taken, action_of(event))
+            for later, following_event in enumerate(script.events[number:], number + 1):
+                if taken.stored_state in ("completed", "failed") and not isinstance(following_event, Recover):
+                    continue  # it is a stop ahead, since its retries were due
+                taken = after(taken, following_event, later)
+                taken = await engines[following](taken, action_of(following_event))
+            assert taken.result == script.ends
+            assert set(taken.effects) == set(script.effects)
+            assert len(taken.effects) <= len(script.effects) + 1, "only the step that was under way runs again"
+            cuts += 1
+    assert cuts >= len(script.events) + 1

@@ -56,7 +56,10 @@ class SimulatedCrashError(BaseException):
 
 
 class CrashingDriver:
-    """A driver that counts writes and can die before or after one of them; dead, it lets nothing through."""
+    """A driver that counts writes and can die before or after one of them; dead, it lets nothing through.
+
+    `on_write` is awaited after each write, if it is set.
+    """
 
     def __init__(self, inner: Driver) -> None:
         self.inner = inner
@@ -64,6 +67,7 @@ class CrashingDriver:
         self.is_dead = False
         self.die_at: tuple[int, Literal["before", "after"]] | None = None
         self.batches: list[Batch] = []
+        self.on_write: Callable[[], Awaitable[None]] | None = None
 
     @property
     def atomic_batch(self) -> bool:
@@ -91,6 +95,8 @@ class CrashingDriver:
         if self.die_at == (self.writes - 1, "after"):
             self.die()
             raise SimulatedCrashError
+        if self.on_write is not None:
+            await self.on_write()
 
     async def get(self, key: bytes) -> bytes | None:
         self._check()
