@@ -177,6 +177,69 @@ async function names(ctx, at, world) {
 	await ctx.step("last", did(world, "last"));
 }
 
+// Values that cross from one engine to the other.
+
+/** What a value is here, as text. */
+function described(value) {
+	if (value === null || value === undefined) return String(value);
+	if (Object.is(value, -0)) return "number -0";
+	if (value instanceof Date) return `Date ${value.toISOString()}`;
+	if (value instanceof Error) return `${value.constructor.name} ${value.message}`;
+	if (value instanceof Uint8Array) return `bytes ${Buffer.from(value).toString("hex")}`;
+	if (Array.isArray(value)) return `[${value.map(described).join(", ")}]`;
+	if (value instanceof Set) return `Set ${described([...value])}`;
+	if (value instanceof Map) return `Map ${described([...value])}`;
+	if (typeof value !== "object") return `${typeof value} ${value}`;
+	if ("tag" in value) return `tag ${value.tag} ${described(value.value)}`;
+	const fields = Object.entries(value).map(([key, field]) => `${key}: ${described(field)}`);
+	return `{${fields.join(", ")}}`;
+}
+
+async function describe(ctx, names) {
+	const seen = {};
+	for (const name of names) {
+		seen[name] = described(await ctx.step(name, fails({ effects: [] }, name, new CriticalError("not recorded"))));
+	}
+	return seen;
+}
+
+const carry = (ctx) =>
+	ctx.loop({
+		name: "carry",
+		state: null,
+		run: async (inner, state) => {
+			const { body } = await inner.queue.next("next");
+			return body === "end" ? Loop.break(state) : Loop.continue(state);
+		},
+	});
+
+const JAVASCRIPT = {
+	"undefined within": [undefined, { a: undefined }],
+	"2 ** 53": 2 ** 53,
+	"bigint 5": 5n,
+	"bigint -(2 ** 64)": -(2n ** 64n),
+	"bigint 2 ** 200": 2n ** 200n,
+	"-0": -0,
+	date: new Date(-1),
+	"no date": new Date(Number.NaN),
+	bytes: new Uint8Array([0, 255]),
+	floats: new Float32Array([0.5, -2]),
+	shorts: new Int16Array([-1, 256]),
+	set: new Set([1, "a"]),
+	map: new Map([[[1, 2], "list"], [null, 1n]]),
+	"empty map": new Map(),
+	error: new TypeError("wrong"),
+	"half a character": "\ud83d",
+	nested: { a: [{ b: [new Set([new Map([[1, new Date(0)]])])] }] },
+};
+
+async function give(ctx, _, world) {
+	const seen = {};
+	for (const [name, value] of Object.entries(JAVASCRIPT)) seen[name] = await ctx.step(name, did(world, name, value));
+	await ctx.queue.next("next");
+	return Object.keys(seen).length;
+}
+
 export const WORKFLOWS = {
 	order,
 	retry,
@@ -196,4 +259,7 @@ export const WORKFLOWS = {
 	exhausted,
 	recovered,
 	names,
+	describe,
+	carry,
+	give,
 };
