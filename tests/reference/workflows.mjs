@@ -177,6 +177,54 @@ async function names(ctx, at, world) {
 	await ctx.step("last", did(world, "last"));
 }
 
+// What the reference engine does otherwise, or cannot go on with (test_limits.py).
+
+const nested = (ctx, _, world) =>
+	ctx.loop("outer", async (outer) => {
+		await outer.loop("inner", async (inner) => {
+			await inner.step("work", did(world, "work"));
+			return Loop.break(null);
+		});
+		await outer.queue.next("next");
+		return Loop.break("done");
+	});
+
+async function aliased(ctx, _, world) {
+	const first = await ctx.step("count/~0/add", did(world, "slashes", "slashes"));
+	await ctx.queue.next("next");
+	const second = await ctx.loop("count", async (inner) =>
+		Loop.break(await inner.step("add", did(world, "add", "added"))),
+	);
+	return [first, second];
+}
+
+const once = (ctx, _, world) => ctx.step({ name: "once", maxRetries: 0, run: did(world, "once", "done") });
+
+async function critical(ctx, _, world) {
+	let caught;
+	try {
+		await ctx.step("charge", fails(world, "charge", new CriticalError("declined")));
+	} catch (error) {
+		if (error.name !== "CriticalError") throw error;
+		caught = error.message;
+	}
+	await ctx.queue.next("next");
+	return caught;
+}
+
+async function versioned(ctx, _, world) {
+	await ctx.loop("inner", async (inner) => {
+		await inner.step("work", did(world, "work"));
+		return Loop.break(null);
+	});
+	await ctx.queue.next("next");
+	return ctx.getVersion("pricing", 2);
+}
+
+const late = async (ctx) => (await ctx.queue.nextBatch("late", { names: ["late"], timeout: 1000 })).length;
+
+const unreadable = (ctx) => ctx.step("value", did({ effects: [] }, "value"));
+
 // Values that cross from one engine to the other.
 
 /** What a value is here, as text. */
@@ -262,4 +310,11 @@ export const WORKFLOWS = {
 	describe,
 	carry,
 	give,
+	nested,
+	aliased,
+	once,
+	critical,
+	versioned,
+	late,
+	unreadable,
 };

@@ -1,0 +1,211 @@
+"""Where the reference engine does otherwise with a history of ours than this engine does, or cannot go on with it.
+
+None of this is in the bytes: it does the same with its own. Whoever moves a workflow there should know it, and
+docs/reference/storage-format.md says it; should a later version of the reference engine do better, these tests tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import START_MS, WORKFLOW_ID, Mail, Position, ReferenceEngine, run_ours
+from harness import Host, MovableClock, Namespace
+from trio.testing import MockClock
+from vectors import WORKFLOWS, Workflow, effects, give
+
+from perdure.storage import Batch, TaggedValue, encode_value, layout
+from perdure.workflow import Break, Context, CriticalError, StepError, WorkflowCancelledError, run_workflow
+
+RunOurs = Callable[..., Awaitable[Position]]
+START = Position({}, now_ms=START_MS)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> RunOurs:
+    """Runs a workflow on this engine, in a namespace of its own."""
+
+    async def run(position: Position, fn: Workflow, action: str = "run") -> Position:
+        return await run_ours(Namespace("memory", tmp_path), "yield", position, fn, None, action)
+
+    return run
+
+
+def sent(position: Position, name: str = "next") -> Position:
+    mail = Mail(f"message-{position.now_ms}", name, encode_value(None), position.now_ms)
+    return replace(position, now_ms=position.now_ms + 1000, mail=(*position.mail, mail))
+
+
+async def work_once(inner: Context, _: None) -> Break[None]:
+    await inner.step("work", give, "work", None)
+    return Break(None)
+
+
+async def nested(ctx: Context, _: object) -> str:
+    async def outer(inner: Context, _: None) -> Break[str]:
+        await inner.loop("inner", work_once)
+        await inner.queue.next("next")
+        return Break("done")
+
+    return await ctx.loop("outer", outer)
+
+
+async def test_a_finished_loop_within_an_iteration_is_divergence_there_and_recovers_here(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S1, S16: it fails the workflow after a restart; recover() here lets it go on where it was."""
+    position = sent(await ours(START, nested))
+    failed = theirs.run(position, "nested", None)
+    assert (failed.stored_state, failed.result) == ("failed", "HistoryDivergedError")
+    assert theirs.run(sent(theirs.run(START, "nested", None)), "nested", None).result == "HistoryDivergedError"
+    recovered = await ours(failed, nested, "recover")
+    assert (recovered.state, recovered.result, recovered.effects) == ("completed", "done", ("work",))
+
+
+async def test_names_with_slashes_can_be_taken_for_others_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S5, S16: its places are names joined by slashes, with `~0` for an iteration."""
+
+    async def aliased(ctx: Context, _: object) -> list[str]:
+        async def body(inner: Context, _: None) -> Break[str]:
+            return Break(await inner.step("add", give, "add", "added"))
+
+        first = await ctx.step("count/~0/add", give, "slashes", "slashes")
+        await ctx.queue.next("next")
+        return [first, await ctx.loop("count", body)]
+
+    position = sent(await ours(START, aliased))
+    assert theirs.run(position, "aliased", None).result == ["slashes", "slashes"]
+    assert (await ours(position, aliased)).result == ["slashes", "added"]
+
+
+async def test_a_step_that_may_run_at_most_once_runs_again_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S22: that it was begun is recorded, and not heeded."""
+
+    async def once(ctx: Context, _: object) -> str:
+        return await ctx.step("once", give, "once", "done", at_most_once=True)
+
+    begun, ended, _ = (await ours(START, once)).writes
+    assert begun.stored_state == "running"
+    assert (await ours(begun, once)).result == "StepInterruptedError"
+    assert theirs.run(replace(begun, effects=("once",)), "once", None).effects == ("once", "once")
+    assert theirs.run(replace(ended, effects=("once",)), "once", None).effects == ("once",)
+
+
+async def test_a_critical_failure_that_was_caught_runs_again_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S3, S16: a failed step replays only if its attempts are over its retries. `max_retries=0` keeps it from running."""
+
+    async def decline() -> None:
+        effects.append("charge")
+        raise CriticalError("declined")
+
+    async def critical(ctx: Context, _: object) -> str:
+        caught = ""
+        try:
+            await ctx.step("charge", decline)
+        except StepError as error:
+            caught = error.error.message
+        await ctx.queue.next("next")
+        return caught
+
+    position = sent(await ours(START, critical))
+    assert theirs.run(position, "critical", None).effects == ("charge", "charge")
+    assert (await ours(position, critical)).effects == ("charge",)
+
+
+async def test_a_version_first_asked_for_after_a_finished_loop_is_1_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S2, S16: it takes the loop's entries for those of older code. What it recorded is kept to here."""
+
+    async def versioned(ctx: Context, _: object) -> int:
+        await ctx.loop("inner", work_once)
+        await ctx.queue.next("next")
+        return await ctx.get_version("pricing", 2)
+
+    position = sent(await ours(START, versioned))
+    there = theirs.run(position, "versioned", None)
+    assert there.result == 1
+    assert (await ours(position, versioned)).result == 2
+    unfinished = replace(there, kv={**there.kv, layout.STATE_KEY: b"running"})
+    del unfinished.kv[layout.OUTPUT_KEY]
+    assert (await ours(unfinished, versioned)).result == 1
+
+
+async def test_a_timeout_beats_a_message_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S26: one that arrived in time stays in the mailbox when the run comes late."""
+
+    async def late(ctx: Context, _: object) -> int:
+        return len(await ctx.queue.next_batch("late", names=["late"], timeout=1))
+
+    position = sent(await ours(START, late), "late")
+    there, here = theirs.run(position, "late", None), await ours(position, late)
+    assert (there.result, len(there.mail)) == (0, 1)
+    assert (here.result, len(here.mail)) == (1, 0)
+
+
+async def test_a_tagged_value_can_make_a_workflow_unreadable_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16: a tag that has a meaning there and a content that does not fit it; this engine stores it as it comes."""
+
+    async def unreadable(ctx: Context, _: object) -> Any:
+        return await ctx.step("value", give, "value", TaggedValue(29, 5))
+
+    position = (await ours(START, unreadable)).writes[-2]
+    assert theirs.run(position, "unreadable", None).state == "threw"
+    assert (await ours(position, unreadable)).result == TaggedValue(29, 5)
+
+
+# What both keep to.
+
+
+async def test_a_workflow_cancelled_by_one_engine_is_cancelled_for_the_other(
+    tmp_path: Path, autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S32: nothing runs, nothing is written."""
+    position = await ours(START, WORKFLOWS["order"])
+    namespace = Namespace("memory", tmp_path)
+    driver = await namespace.driver()
+    await driver.batch(Batch(puts=list(position.kv.items())))
+    async with Host(namespace, "yield", WORKFLOW_ID, MovableClock(START_MS)) as process:
+        await process.control("cancel")
+        cancelled = replace(position, kv=await namespace.dump())
+        assert cancelled.stored_state == "cancelled"
+        after = theirs.run(cancelled, "order", None)
+        assert (after.state, after.result, after.kv) == ("threw", "EvictedError", cancelled.kv)
+        with pytest.raises(WorkflowCancelledError):
+            await run_workflow(WORKFLOW_ID, WORKFLOWS["order"], None, driver)
+
+
+@pytest.mark.parametrize(("name", "effects_there"), [("sleep", ()), ("retry", ("attempt 2",))])
+async def test_what_was_woken_here_goes_on_there(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    ours: RunOurs,
+    theirs: ReferenceEngine,
+    name: str,
+    effects_there: tuple[str],
+) -> None:
+    """S16, S24: an interrupted sleep is over, and a retry that was made due is due."""
+    namespace = Namespace("memory", tmp_path)
+    driver = await namespace.driver()
+    given = {"at": 4_102_444_800_000.0}
+    async with Host(namespace, "yield", WORKFLOW_ID, MovableClock(START_MS)) as process:
+        effects.clear()
+        await process.stop(WORKFLOWS[name], given)
+        await process.control("wake")
+        position = Position(await namespace.dump(), await driver.get_alarm(WORKFLOW_ID), effects=tuple(effects))
+    there = theirs.run(position, name, None)
+    assert there.effects == position.effects + effects_there
+    assert there.state == ("completed" if name == "sleep" else "sleeping")
