@@ -1,4 +1,6 @@
-"""The examples do what they say: the order survives two kills with one charge, the approval reminds and escalates."""
+"""The examples do what they say: the order survives two kills with one charge, the approval reminds and escalates, the
+report that is late is a summary.
+"""
 
 from __future__ import annotations
 
@@ -144,8 +146,8 @@ def test_an_answer_ends_the_approval_with_its_comment(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "  decision: rejected by ada"
 
 
-def load_approval() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("approval_example", EXAMPLES / "approval.py")
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_example", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -155,7 +157,8 @@ def load_approval() -> ModuleType:
 
 async def start_approval(nursery: trio.Nursery, driver: MemoryDriver, **changes: object) -> WorkflowHandle:
     request = {"what": "a teapot", "patience": DAY_S, "reminders_max": 2, "cooling_off": 60.0, **changes}
-    return await start_workflow(nursery, "approval-1", load_approval().approval, request, driver, clock=TrioClock())
+    approval = load_example("approval").approval
+    return await start_workflow(nursery, "approval-1", approval, request, driver, clock=TrioClock())
 
 
 async def test_reminders_come_a_day_apart_until_somebody_answers(
@@ -198,3 +201,67 @@ async def test_a_stop_does_not_start_the_patience_again(
         assert "nobody answered" in capsys.readouterr().out
         assert await handle.result() == "expired"
         assert trio.current_time() - began == pytest.approx(DAY_S + 60)
+
+
+def lines_of(output: str) -> list[str]:
+    """What was printed, without the alignment."""
+    return [" ".join(line.split()) for line in output.splitlines()]
+
+
+def test_a_report_that_is_late_is_a_summary_and_its_work_is_cancelled_and_forgotten(tmp_path: Path) -> None:
+    """S29: the loser's step is really cancelled, and nothing of it is left in history."""
+    summary = [
+        "readers get: a summary",
+        "recorded:",
+        "write-in-time race",
+        "write-in-time > deadline > limit sleep",
+        "summarise step",
+    ]
+    arguments = ("--page", "50", "--limit", "0.05")
+    lines = lines_of(run_example("deadline.py", *arguments, directory=tmp_path))
+    assert lines == ["page 1: cancelled half-way", "summary: written", *summary]
+    assert lines_of(run_example("deadline.py", *arguments, directory=tmp_path)) == summary
+    lines = lines_of(run_example("deadline.py", directory=tmp_path))
+    assert lines == ["report-1 was started with another request; going on with that one", *summary]
+
+
+def test_a_report_that_is_ready_in_time_forgets_its_deadline(tmp_path: Path) -> None:
+    lines = lines_of(run_example("deadline.py", "--page", "0.01", "--limit", "50", "--pages", "2", directory=tmp_path))
+    assert lines == [
+        "page 1: written",
+        "page 2: written",
+        "readers get: a report of 2 pages",
+        "recorded:",
+        "write-in-time race",
+        "write-in-time > write > page-1 step",
+        "write-in-time > write > page-2 step",
+    ]
+
+
+async def start_report(nursery: trio.Nursery, driver: MemoryDriver) -> WorkflowHandle:
+    request = {"pages": 3, "page_takes": 10.0, "limit": 25.0}
+    return await start_workflow(
+        nursery, "report-1", load_example("deadline").report, request, driver, clock=TrioClock()
+    )
+
+
+async def test_the_deadline_comes_when_the_first_run_said_though_the_work_begins_anew(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S24, S29: a stop gives the work no more time, and what was written before it is kept."""
+    driver = MemoryDriver()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        handle = await start_report(nursery, driver)
+        await trio.sleep(18)
+        await handle.evict()
+    async with trio.open_nursery() as nursery:
+        handle = await start_report(nursery, driver)
+        assert await handle.result() == "a summary"
+        assert trio.current_time() - began == pytest.approx(25)
+    assert lines_of(capsys.readouterr().out) == [
+        "page 1: written",
+        "page 2: cancelled half-way",
+        "page 2: cancelled half-way",
+        "summary: written",
+    ]
