@@ -122,6 +122,7 @@ class Activation:
         self._has_progressed = False
         self._has_begun_steps = False
         self.must_commit_before_step: bool = True
+        self._holds = 0
         self._replays = 0
 
     @classmethod
@@ -266,6 +267,7 @@ class Activation:
 
     def hold_steps(self) -> None:
         """What was just recorded must be durable before a step function runs (a parent before its children)."""
+        self._holds += 1
         self.must_commit_before_step = True
 
     async def begin_step(self) -> None:
@@ -276,8 +278,10 @@ class Activation:
                 self.history.set_idle_activations(self.history.idle_activations + 1)
             if self.history.state is not WorkflowState.RUNNING:
                 self.history.apply(WorkflowEvent.RUN)
-        self.must_commit_before_step = False
+        holds = self._holds
         await self.commit()
+        if holds == self._holds:  # until here branches that begin meanwhile wait for the same commit
+            self.must_commit_before_step = False
 
     async def replayed(self) -> None:
         """An operation returned what is recorded. A checkpoint, but not every time, so that replay is quick."""
