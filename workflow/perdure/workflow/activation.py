@@ -42,7 +42,7 @@ from perdure.workflow.failures import causes_of, describe, info_to_map
 from perdure.workflow.history import FORMAT_VERSION, History, Node
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Mailbox
-from perdure.workflow.queue import read_message_ids
+from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 from perdure.workflow.waits import Parking, Wait, merge

@@ -27,7 +27,7 @@ from perdure.workflow.checks import check_function, check_name
 from perdure.workflow.errors import ErrorInfo, FaultError, HistoryDivergedError, InvalidArgumentError, SuspendSignal
 from perdure.workflow.failures import causes_of, cut_text, describe, info_from_map, info_from_text, info_to_map
 from perdure.workflow.history import Node
-from perdure.workflow.lanes import Lane
+from perdure.workflow.lanes import Lane, enter_lane
 from perdure.workflow.scope import Operation, Scope
 
 if TYPE_CHECKING:
@@ -239,6 +239,7 @@ class Fork:
         scope = self._operation.enter(number, lane)
 
         async def task() -> None:
+            enter_lane(self._activation, lane)
             try:
                 if cancel_scope is None:
                     await self._run_branch(name, scope, settle)

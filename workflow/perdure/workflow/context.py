@@ -17,7 +17,7 @@ from uuid import UUID
 
 from perdure.workflow.blocks import BLOCK_CATCH, STEP_CATCH, BlockCatchKind, check_catch, run_block, step_failure
 from perdure.workflow.branches import Branch, JoinResult, check_branches
-from perdure.workflow.checks import check_count, check_duration, check_message_names, check_when_ms, ms_ceil
+from perdure.workflow.checks import check_count, check_duration, check_flag, check_message_names, check_when_ms, ms_ceil
 from perdure.workflow.derived import derive_random, derive_uuid, run_now
 from perdure.workflow.errors import FailureKind, InvalidArgumentError, QueueTimeoutError, StepError
 from perdure.workflow.join import run_join
@@ -104,7 +104,14 @@ class QueueReader:
         self._scope = scope
 
     @_in_turn("queue.next")
-    async def next(self, name: str, *, names: Iterable[str] | None = None, timeout: float | None = None) -> Message:
+    async def next(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        timeout: float | None = None,
+        completable: bool = False,
+    ) -> Message:
         """Take the oldest message, waiting for one if there is none.
 
         Durable on return: it is gone from the mailbox and in history. Cancelled by an eviction, it has taken nothing.
@@ -113,13 +120,15 @@ class QueueReader:
             name: The read's name, unique within its scope.
             names: Which messages it takes, by name; any when left out.
             timeout: Seconds, 0 or more, until it gives up; `None` waits for ever. A message beats the timeout.
+            completable: Whether the message is to be completed: `await message.complete()` records that it was dealt with.
 
         Raises:
             QueueTimeoutError: No message came in time; the same on every later run.
         """
         with Operation(self._scope, name, "queue.next") as operation:
             wanted = check_message_names(names)
-            messages = await run_queue_read(operation, wanted, 1, _timeout_ms(timeout))
+            is_completable = check_flag(completable, "completable")
+            messages = await run_queue_read(operation, wanted, 1, _timeout_ms(timeout), is_completable)
             if messages:
                 return messages[0]
         what = "any message" if wanted is None else " or ".join(repr(wanted_name) for wanted_name in wanted)
@@ -132,7 +141,13 @@ class QueueReader:
 
     @_in_turn("queue.next_batch")
     async def next_batch(
-        self, name: str, *, names: Iterable[str] | None = None, count: int = 1, timeout: float | None = None
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        count: int = 1,
+        timeout: float | None = None,
+        completable: bool = False,
     ) -> list[Message]:
         """Take up to `count` messages, oldest first, waiting for the first if there is none.
 
@@ -143,11 +158,13 @@ class QueueReader:
             names: Which messages it takes, by name; any when left out.
             count: At most how many, 1 to 2**32 - 1.
             timeout: Seconds, 0 or more, until it gives up; `None` waits for ever.
+            completable: Whether the messages are to be completed, each by itself, like that of `next`.
         """
         with Operation(self._scope, name, "queue.next_batch") as operation:
             wanted = check_message_names(names)
             most = check_count(count, "count", least=1, example="count=10")
-            return await run_queue_read(operation, wanted, most, _timeout_ms(timeout))
+            is_completable = check_flag(completable, "completable")
+            return await run_queue_read(operation, wanted, most, _timeout_ms(timeout), is_completable)
 
 
 def _timeout_ms(timeout: float | None) -> int | None:

@@ -27,6 +27,7 @@ __all__ = [
     "HistoryDivergedError",
     "InvalidArgumentError",
     "JoinError",
+    "MessageCompletedError",
     "MisuseError",
     "OperationInProgressError",
     "QueueTimeoutError",
@@ -118,6 +119,16 @@ class UserCancellationError(MisuseError):
     """A cancel scope of the workflow's own code fired inside a durable operation; use `timeout=` or `ctx.race`."""
 
     name: str
+
+
+class MessageCompletedError(MisuseError):
+    """A message was completed a second time in one run.
+
+    Attributes:
+        location: The message's place in history, as a readable path.
+    """
+
+    location: str
 
 
 class InvalidArgumentError(MisuseError, ValueError):

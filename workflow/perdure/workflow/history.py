@@ -34,13 +34,29 @@ from perdure.storage.schema import (
 from perdure.workflow.pending import Pending
 from perdure.workflow.states import WorkflowEvent, WorkflowState, next_state
 
-__all__ = ["FORMAT_VERSION", "History", "Node", "Path"]
+__all__ = ["FORMAT_VERSION", "History", "Node", "Path", "order_of_creation", "order_of_location"]
 
 FORMAT_VERSION: Final = 1
 """Version of Perdure's own keys; stored at `(32, 11)`, never reused."""
 
 Path = tuple["str | int", ...]
 """A location as people read it: names, and numbers for loop iterations."""
+
+
+def order_of_creation(entry: Entry) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
+    """A key that sorts entries in the order in which they were recorded.
+
+    Our ids tell it. The reference's are random: its entries come first, in order of location, which is the order of
+    creation as far as names were used in the order of their numbers.
+    """
+    if len(entry.id) == 36 and entry.id[14] == "7":
+        return 1, entry.id, ()
+    return 0, "", order_of_location(entry.location)
+
+
+def order_of_location(location: Location) -> tuple[tuple[int, ...], ...]:
+    """A key that sorts locations: parents before children, names by number, iterations in order."""
+    return tuple((segment,) if isinstance(segment, int) else tuple(segment) for segment in location)
 
 
 class Node:
@@ -199,6 +215,15 @@ class History:
             else:
                 path.append(self.names[segment] if segment < len(self.names) else f"?{segment}")
         return tuple(path)
+
+    def node_at(self, location: Location) -> Node | None:
+        """The node at a location, if there is one."""
+        node: Node | None = self.root
+        for segment in location:
+            if node is None:
+                break
+            node = node.children.get(segment)
+        return node
 
     # Entries.
 

@@ -10,13 +10,33 @@
 from __future__ import annotations
 
 import enum
-from typing import NoReturn
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import trio
 
 from perdure.workflow.errors import SuspendSignal
 
-__all__ = ["Lane"]
+if TYPE_CHECKING:
+    from perdure.workflow.activation import Activation
+
+__all__ = ["Lane", "enter_lane", "lane_of"]
+
+_current: Final[ContextVar[tuple[object, Lane] | None]] = ContextVar("perdure_lane", default=None)
+
+
+def enter_lane(activation: Activation, lane: Lane) -> None:
+    """Say that the task that calls this, with all that it starts, is this lane's."""
+    _current.set((activation, lane))
+
+
+def lane_of(activation: Activation) -> Lane | None:
+    """The lane of this activation in which the caller runs; `None` in the workflow's own function.
+
+    For what is not an operation of one scope. What a task of one workflow starts may belong to another, hence the argument.
+    """
+    current = _current.get()
+    return None if current is None or current[0] is not activation else current[1]
 
 
 class _Stand(enum.Enum):

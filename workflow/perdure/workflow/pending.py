@@ -23,7 +23,17 @@ class Pending:
         version: Counts changes; a commit that took version `n` made all changes up to `n` durable.
     """
 
-    __slots__ = ("_alarm", "_deletes", "_late", "_prefixes", "_puts", "_ranges", "_returned", "version")
+    __slots__ = (
+        "_alarm",
+        "_deletes",
+        "_late",
+        "_prefixes",
+        "_puts",
+        "_ranges",
+        "_returned",
+        "_taken_returned",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.version: int = 0
@@ -33,6 +43,7 @@ class Pending:
         self._prefixes: list[bytes] = []
         self._ranges: list[tuple[bytes, bytes]] = []
         self._returned: set[bytes] = set()
+        self._taken_returned: set[bytes] = set()
         self._alarm: AlarmChange | None = None
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -99,7 +110,8 @@ class Pending:
         if self._late:
             self._encode_late()
         puts, self._puts = self._puts, {}
-        self._returned.clear()
+        if self._returned or self._taken_returned:
+            self._taken_returned, self._returned = self._returned, set()
         if not (self._deletes or self._prefixes or self._ranges or self._alarm):
             return Batch(list(puts.items()), [], [], [], None)  # the usual case
         deletes, self._deletes = self._deletes, {}
@@ -116,7 +128,9 @@ class Pending:
 
     def put_back(self, batch: Batch) -> None:
         """Return a batch of which nothing was written, as the oldest of what is pending."""
+        returned = self._taken_returned
         later = self.take()
+        returned = returned | self._taken_returned
         for part in (batch, later):
             for key in part.deletes:
                 self.delete(key)
@@ -128,6 +142,7 @@ class Pending:
                 self.put(key, value)
             if part.alarm is not None:
                 self.set_alarm(part.alarm)
+        self._returned = returned
 
 
 def _is_mail(key: bytes) -> bool:

@@ -22,7 +22,7 @@ from perdure.storage.schema import (
 )
 from perdure.workflow.checks import check_driver
 from perdure.workflow.failures import info_from_map
-from perdure.workflow.history import History
+from perdure.workflow.history import History, order_of_location
 from perdure.workflow.types import HistoryEntry, WorkflowSnapshot
 
 __all__ = ["error_of", "history_entries", "load_snapshot", "snapshot_of"]
@@ -60,11 +60,10 @@ def error_of(history: History) -> Any:
 
 def history_entries(history: History) -> tuple[HistoryEntry, ...]:
     """Every entry, in order of location."""
-    return tuple(_entry(history, entry) for entry in sorted(history.entries(), key=lambda entry: _order(entry)))
-
-
-def _order(entry: Entry) -> list[tuple[int, ...]]:
-    return [(segment,) if isinstance(segment, int) else tuple(segment) for segment in entry.location]
+    return tuple(
+        _entry(history, entry)
+        for entry in sorted(history.entries(), key=lambda entry: order_of_location(entry.location))
+    )
 
 
 def _entry(history: History, entry: Entry) -> HistoryEntry:

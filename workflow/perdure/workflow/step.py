@@ -55,7 +55,15 @@ from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
 from perdure.workflow.waits import Wait
 
-__all__ = ["USUAL_OPTIONS", "StepInfo", "StepOptions", "check_step_options", "current_step", "run_step"]
+__all__ = [
+    "USUAL_OPTIONS",
+    "StepInfo",
+    "StepOptions",
+    "attempt_in_progress",
+    "check_step_options",
+    "current_step",
+    "run_step",
+]
 
 DEFAULT_MAX_RETRIES: Final = 3
 
@@ -107,6 +115,12 @@ def current_step() -> StepInfo:
             "current_step() was called outside of a step; call it in the function that you give to ctx.step"
         )
     return attempts.info()
+
+
+def attempt_in_progress(activation: Activation) -> tuple[object, int] | None:
+    """The step of this activation in whose function the caller is, and the number of its attempt; `None` outside of one."""
+    attempts = _current_step.get(None)
+    return None if attempts is None or not attempts.is_of(activation) else (attempts, attempts.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +354,15 @@ class _Attempts:
         """What the function may know of its step; made when asked for, as few ask."""
         history = self._activation.history
         return StepInfo(history.workflow_id, self._operation.name, self._path(), self._number, history.seed or b"")
+
+    @property
+    def number(self) -> int:
+        """Which attempt is in progress, from 1."""
+        return self._number
+
+    def is_of(self, activation: Activation) -> bool:
+        """Whether the step is run by this activation."""
+        return self._activation is activation
 
     def _path(self) -> tuple[str | int, ...]:
         return (*self._activation.history.path_of(self._operation.scope.location), self._operation.name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from perdure.storage.schema import EntryMetadata
-from perdure.workflow.errors import ErrorInfo, FailureKind
+from perdure.workflow.errors import ErrorInfo, FailureKind, MisuseError
 from perdure.workflow.states import WorkflowState
 
 __all__ = [
@@ -64,8 +64,20 @@ class SleepOutcome(enum.StrEnum):
     """`wake()` ended it early."""
 
 
+class _Completable(Protocol):
+    async def complete(self) -> None: ...
+
+
+class _Read:
+    """What a message keeps beside its fields; no part of its value, so no field of the dataclass."""
+
+    __slots__ = ("_completion",)
+
+    _completion: _Completable
+
+
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(_Read):
     """A message that was taken from the mailbox.
 
     Attributes:
@@ -79,6 +91,38 @@ class Message:
     name: str
     body: Any
     created_at: float
+
+    @classmethod
+    def read(cls, id: str, name: str, body: Any, created_at: float, *, completion: _Completable) -> Message:
+        """A message as a queue read hands it out."""
+        message = cls(id, name, body, created_at)
+        object.__setattr__(message, "_completion", completion)
+        return message
+
+    async def complete(self) -> None:
+        """Record that the message was dealt with, if it was read with `completable=True`; durable on return.
+
+        Until then it counts as not dealt with: each run hands it to the code again, since it is in history, and when its
+        read is forgotten (its branch lost a race, or the workflow is replayed from an earlier step) it goes back into the
+        mailbox. A completed message never does. On a later run, or in a later attempt of the same step, the call does
+        nothing, so it may stand after the work or at the end of the step that does the work.
+
+        Call it in the workflow's own code or inside the function of a step (in a plain function's worker thread:
+        `trio.from_thread.run(message.complete)`). A checkpoint; cancellation before it begins leaves the message as it
+        was, afterwards it is not interrupted.
+
+        Raises:
+            MessageCompletedError: It was completed before in this run. A fault, like the next.
+            MisuseError: It was read without `completable=True`, its read is over and forgotten, or no read returned it.
+        """
+        try:
+            completion = self._completion
+        except AttributeError:
+            raise MisuseError(
+                f"message {self.id!r} is not one that ctx.queue returned, but made or copied by other code; complete the one "
+                "that was read"
+            ) from None
+        await completion.complete()
 
 
 @dataclass(frozen=True, slots=True)
