@@ -134,6 +134,7 @@ def encode_entry(entry: Entry) -> bytes:
     """
     entry_id, location, kind = entry
     raw_id = _text_bytes(entry_id)
+    size = len(raw_id)
     try:
         if len(location) == 1 and type(name := location[0]) is int:
             place = _ONE_NAME.pack(1, _NAME_SEGMENT, name)
@@ -141,15 +142,19 @@ def encode_entry(entry: Entry) -> bytes:
             place = _uint(len(location)) + b"".join(map(_segment_bytes, location))
     except StructError:
         raise BareEncodeError(f"location {location} holds a number outside 0 to 2**32 - 1") from None
-    head = (_VERSION_BYTES, _uint(len(raw_id)), raw_id, place)
+    pieces = [_VERSION_BYTES, _ONE_BYTE[size] if size < 0x80 else _uint(size), raw_id, place]
     if type(kind) is StepEntry and kind.error is None:
         output = kind.output
         if output is None:
-            return b"".join((*head, b"\x00\x00\x00"))
-        return b"".join((*head, b"\x00\x01", _uint(len(output)), output, b"\x00"))
-    writer = Writer()
-    _write_kind(writer, kind)
-    return b"".join((*head, writer.getvalue()))
+            pieces.append(b"\x00\x00\x00")
+        else:
+            size = len(output)
+            pieces += (b"\x00\x01", _ONE_BYTE[size] if size < 0x80 else _uint(size), output, b"\x00")
+    else:
+        writer = Writer()
+        _write_kind(writer, kind)
+        pieces.append(writer.getvalue())
+    return b"".join(pieces)
 
 
 def decode_entry(data: bytes) -> Entry:

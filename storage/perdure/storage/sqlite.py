@@ -237,9 +237,9 @@ class SqliteDriver:
 
     def batch_nowait(self, batch: Batch) -> bool:
         """Apply a batch here and now, if nobody else would wait for it; see `NowaitDriver`. Raises as `batch` does."""
-        if self._turn.locked() or not self._in_place(self._commits):
+        if self._turn.locked() or not self._commits.runs_in_place(self._others_waiting):
             return False
-        check_batch(batch, self._value_bytes_max, path=self.path)
+        check_batch(batch, self._value_bytes_max, path=self._namespace.path)
         self._timed(self._namespace.commit, batch, self._commits)
         return True
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from math import inf
 from types import FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 from uuid import UUID
 
 import trio
@@ -192,30 +192,36 @@ def _is_async(fn: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
-async def run_step(operation: Operation, fn: Callable[..., Any], args: tuple[Any, ...], options: StepOptions) -> Any:
-    """Return the step's recorded value, or run it until it has one."""
+def run_step(
+    operation: Operation, fn: Callable[..., Any], args: tuple[Any, ...], options: StepOptions
+) -> Coroutine[Any, Any, Any]:
+    """What to await: the step's recorded outcome, or its run until there is one."""
     check_function(fn, "a step's function", "ctx.step(name, fn, argument)")
     activation = operation.scope.activation
-    history = activation.history
     found = operation.find(StepEntry)
     if found is None:
         operation.check_is_next()
-        attempts = _Attempts(operation, activation, fn, args, options, None, EntryMetadata())
-        outcome = await attempts.attempt()
-        return outcome[0] if outcome is not None else await attempts.run()
+        return _Attempts(operation, activation, fn, args, options, None, EntryMetadata()).run()
     node, entry, kind = found
     if kind.output is not None:
-        await activation.replayed()
-        return decode_value(kind.output)
-    metadata = history.metadata(entry.id) or EntryMetadata()
+        return _replay(activation, kind.output)
+    metadata = activation.history.metadata(entry.id) or EntryMetadata()
     if metadata.status is EntryStatus.COMPLETED:
-        await activation.replayed()
-        return None
+        return _replay(activation, None)
     if metadata.status is EntryStatus.EXHAUSTED:
-        await activation.replayed()
-        raise _recorded_failure(activation, operation.name, entry, kind, metadata)
+        return _replay_failure(activation, _recorded_failure(activation, operation.name, entry, kind, metadata))
     operation.check_is_next()
-    return await _Attempts(operation, activation, fn, args, options, node, metadata).run()
+    return _Attempts(operation, activation, fn, args, options, node, metadata).run()
+
+
+async def _replay(activation: Activation, output: bytes | None) -> Any:
+    await activation.replayed()
+    return None if output is None else decode_value(output)
+
+
+async def _replay_failure(activation: Activation, error: StepError) -> NoReturn:
+    await activation.replayed()
+    raise error
 
 
 def _recorded_failure(
@@ -274,60 +280,45 @@ class _Attempts:
         self._is_async = _is_async(fn)
 
     async def run(self) -> Any:
-        metadata = self._metadata
-        options = self._options
+        """Call the function, again if it has to be, until its value is recorded, or that it failed for good."""
+        activation, metadata, options = self._activation, self._metadata, self._options
         if metadata.status is EntryStatus.RUNNING and options.at_most_once:
             info = ErrorInfo("StepInterruptedError", "the process ended while the step was running")
             raise await self._give_up("interrupted", info)
         while True:
             if metadata.status is EntryStatus.FAILED:
-                if metadata.attempts > options.max_retries:
-                    raise await self._give_up("exhausted", self._last_error())
-                retry_at_ms = options.retry_at_ms(metadata)
-                if self._activation.clock.now_ms() < retry_at_ms:
-                    await self._activation.park(Wait(retry_at_ms, wakeable=True), self._operation)
-                    continue  # wake() may have made it due
-                self._activation.hold_steps()  # the failure is durable before the next attempt, also without a pause
-            outcome = await self.attempt()
-            if outcome is not None:
-                return outcome[0]
-
-    async def attempt(self) -> tuple[Any] | None:
-        """Run the function once and record what came of it: its value in a tuple, or `None` if it is to be retried."""
-        activation, metadata, options = self._activation, self._metadata, self._options
-        if not self._is_async:
-            await wait_for_abandoned(self._thread_key())
-        await trio.lowlevel.checkpoint_if_cancelled()  # a workflow that is being stopped begins nothing
-        if not (lane := self._operation.scope.lane).is_open:
-            await lane.leave()
-        self._number = metadata.attempts + 1
-        self._begun_at_ms = activation.clock.now_ms()
-        if options.at_most_once:
-            metadata.status = EntryStatus.RUNNING
-            self._record(StepEntry(None, None))
-        if activation.must_commit_before_step or options.at_most_once:
-            await self._begin_durably()
+                await self._until_due()
+            if not self._is_async:
+                await wait_for_abandoned(self._thread_key())
+            await trio.lowlevel.checkpoint_if_cancelled()  # a workflow that is being stopped begins nothing
+            if not (lane := self._operation.scope.lane).is_open:
+                await lane.leave()
+            self._number = metadata.attempts + 1
+            self._begun_at_ms = activation.clock.now_ms()
+            if activation.must_commit_before_step or options.at_most_once:
+                await self._begin_durably()
+                if not lane.is_open:
+                    await lane.leave()
+            error: Exception | None = None
+            value: Any = None
+            has_timer = self._is_async and options.timeout
+            timer = trio.CancelScope(deadline=trio.current_time() + options.timeout if has_timer else inf)
+            token = _current_step.set(self)
+            try:
+                with timer:
+                    value = await (self._fn(*self._args) if self._is_async else self._call_in_thread(timer))
+            except Exception as raised:  # also what is left of a group once the timer has taken its cancellations out
+                error = raised
+            finally:
+                _current_step.reset(token)
             if not lane.is_open:
                 await lane.leave()
-        error: Exception | None = None
-        value: Any = None
-        timer = trio.CancelScope(relative_deadline=(options.timeout or inf) if self._is_async else inf)
-        token = _current_step.set(self)
-        try:
-            with timer:
-                value = await (self._fn(*self._args) if self._is_async else self._call_in_thread(timer))
-        except Exception as raised:  # also what is left of a group once the timer has taken its cancellations out
-            error = raised
-        finally:
-            _current_step.reset(token)
-        if not lane.is_open:
-            await lane.leave()
-        if timer.cancelled_caught:
-            await self._fail_by_timeout()
-            return None
-        if error is not None:
-            await self._fail(error)
-            return None
+            if timer.cancelled_caught:
+                await self._fail_by_timeout()
+            elif error is not None:
+                await self._fail(error)
+            else:
+                break
         try:
             value = self._record_value(value)
         except EncodeError as unstorable:
@@ -336,10 +327,22 @@ class _Attempts:
             await trio.lowlevel.checkpoint()
         elif not activation.commit_nowait():
             await activation.commit()
-        return (value,)
+        return value
+
+    async def _until_due(self) -> None:
+        """Wait until the next attempt is due, or give up if there is none left."""
+        activation, metadata, options = self._activation, self._metadata, self._options
+        if metadata.attempts > options.max_retries:
+            raise await self._give_up("exhausted", self._last_error())
+        while activation.clock.now_ms() < (retry_at_ms := options.retry_at_ms(metadata)):  # wake() may make it due
+            await activation.park(Wait(retry_at_ms, wakeable=True), self._operation)
+        activation.hold_steps()  # the failure is durable before the next attempt, also without a pause
 
     async def _begin_durably(self) -> None:
         """Commit what must precede the function; one that was stopped during that commit begins nothing either."""
+        if self._options.at_most_once:
+            self._metadata.status = EntryStatus.RUNNING
+            self._record(StepEntry(None, None))
         await self._activation.begin_step()
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -406,9 +409,8 @@ class _Attempts:
         metadata.status = EntryStatus.COMPLETED
         metadata.error = None
         metadata.completed_at_ms = activation.clock.now_ms()
-        node = self._node
         # The reference keeps the last failed attempt's text beside the output; a large output leaves no room for it.
-        last_error = node.entry.kind.error if node and node.entry and isinstance(node.entry.kind, StepEntry) else None
+        last_error = None if self._node is None else self._recorded_text(self._node)
         if last_error is not None:
             activation.history.delete_detail(self._entry_id())
             if data is not None and len(data) + len(last_error.encode()) > activation.user_bytes_max:
@@ -466,6 +468,9 @@ class _Attempts:
         else:
             history.change(self._node, kind)
         history.put_metadata(self._node, metadata)
+
+    def _recorded_text(self, node: Node) -> str | None:
+        return node.entry.kind.error if node.entry and isinstance(node.entry.kind, StepEntry) else None
 
     def _entry_id(self) -> str:
         node = self._node
