@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +41,7 @@ from perdure.workflow.errors import (
 from perdure.workflow.failures import causes_of, describe, info_to_map
 from perdure.workflow.history import FORMAT_VERSION, History, Node
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
-from perdure.workflow.mailbox import Mailbox
+from perdure.workflow.mailbox import Letter, Mailbox
 from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
@@ -395,11 +395,16 @@ class Activation:
         letter = self.mailbox.write(message, remember=message_id is not None)
         self._arm_if_dormant()
         await self.commit_from_outside()
-        self.mailbox.offer(letter)
-        for parking in list(self._parked):
-            if parking.wait.wants(name):
-                parking.wake()
+        self.offer([letter])
         await self._arm_if_missed()
+
+    def offer(self, letters: Iterable[Letter]) -> None:
+        """Let readers see messages that are durable now, and wake whoever waits for one."""
+        for letter in letters:
+            self.mailbox.offer(letter)
+            for parking in list(self._parked):
+                if parking.wait.wants(letter.message.name):
+                    parking.wake()
 
     async def _arm_if_missed(self) -> None:
         """Bring the workflow back if its run closed, not seeing what was then still on its way to the disk."""

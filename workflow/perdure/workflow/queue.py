@@ -43,6 +43,7 @@ async def run_queue_read(
     label = "*" if names is None else "|".join(names)
     wanted = None if names is None else frozenset(names)
     while True:
+        activation.check_may_record()  # before anything is taken
         letters = activation.mailbox.take(names, count)
         is_late = deadline_ms is not None and activation.clock.now_ms() >= deadline_ms
         if not letters and not is_late:

@@ -22,6 +22,8 @@ from perdure.workflow.errors import RaceError
 from perdure.workflow.failures import cut_text
 from perdure.workflow.history import Node
 from perdure.workflow.lanes import Lane
+from perdure.workflow.mailbox import Letter
+from perdure.workflow.reads import messages_below
 from perdure.workflow.scope import Operation
 from perdure.workflow.types import RaceResult
 
@@ -94,18 +96,24 @@ class _Race:
             if fork.records[loser].status is BranchStatus.RUNNING and not self._lanes[loser].is_waiting():
                 fork.mark(loser, BranchStatus.CANCELLED)
             self._lanes[loser].outrun()
-        self._record_winner(name)
+        returned = self._record_winner(name)
         fork.hand_over(name)
         await self._activation.commit()
+        self._activation.offer(returned)
         for loser in losers:
             self._lanes[loser].seal()
             self._scopes[loser].cancel()
 
-    def _record_winner(self, winner: str) -> None:
-        history = self._activation.history
+    def _record_winner(self, winner: str) -> list[Letter]:
+        """Record it and forget the losers; what they had read is to be offered once that is durable."""
+        history, mailbox = self._activation.history, self._activation.mailbox
         entry = self._node.entry
         assert entry is not None, "the race is recorded"
+        numbers = [history.number_of(loser) for loser in self._fork.records if loser != winner]
+        losers = [self._node.children[number] for number in numbers if number in self._node.children]
+        held = messages_below(history, *losers)
+        returned = [mailbox.put_back(message, sequence) for message, sequence in reversed(held)]
         history.change(self._node, RaceEntry(winner, self._fork.records))
-        for loser in self._fork.records:
-            if loser != winner:
-                history.forget_child(self._node, entry.location, history.number_of(loser))
+        for number in numbers:
+            history.forget_child(self._node, entry.location, number)
+        return returned

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
 from perdure.storage import decode_value, encode_value
@@ -144,8 +145,8 @@ def _is_message(entry: Entry | None) -> bool:
     return entry is not None and isinstance(entry.kind, MessageEntry)
 
 
-def messages_below(history: History, top: Node) -> list[tuple[MailboxMessage, int | None]]:
-    """The messages that finished reads in and below a place hold and that were not completed, in the order of reading.
+def messages_below(history: History, *tops: Node) -> list[tuple[MailboxMessage, int | None]]:
+    """The messages that finished reads in and below these places hold and that were not completed, in the order of reading.
 
     Each comes with the number that it had in the mailbox, where that was recorded: hand both to `Mailbox.put_back`, the
     last one first.
@@ -154,7 +155,7 @@ def messages_below(history: History, top: Node) -> list[tuple[MailboxMessage, in
         DecodeError: A record is damaged.
     """
     held: list[tuple[Entry, MailboxMessage]] = []
-    for scope in _scopes_below(history, top):
+    for scope in chain.from_iterable(_scopes_below(history, top) for top in tops):
         for _, nodes in finished_reads(history, scope):
             for node in nodes:
                 entry = node.entry
