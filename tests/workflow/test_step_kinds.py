@@ -206,7 +206,7 @@ async def test_an_ephemeral_step_runs_again_after_a_crash_unless_something_durab
 
     async def workflow(ctx: Context, _: None) -> list[Any]:
         first = await ctx.step("ephemeral", work, "ephemeral", ephemeral=True)
-        assert first == ["ephemeral", first[1]], "tuples come back as lists on the first run too"
+        assert first == ("ephemeral", first[1]), "it is read back by its annotation on the first run too"
         await ctx.step("fatal first", fatal_first)
         await ctx.step("fatal second", fatal_second)
         return first

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -61,7 +61,13 @@ _Children: TypeAlias = Iterator[tuple[str | int, object]]
 """Contents of a container, each with how its path continues: an index, or the text to append."""
 
 
-def encode_value(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str = "value") -> bytes:
+def encode_value(
+    value: object,
+    *,
+    bytes_max: int = VALUE_BYTES_MAX,
+    what: str = "value",
+    to_plain: Callable[[object], object] | None = None,
+) -> bytes:
     """Encode a value as CBOR.
 
     Storable are `None`, `bool`, `int`, `float`, `str`, `bytes`, `list`, `dict`, `set`, aware `datetime`, `date`,
@@ -76,6 +82,8 @@ def encode_value(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str =
         value: What to encode. It is not changed, and later changes of it do not show in the result.
         bytes_max: Most bytes that the result may have.
         what: How errors name the value, for example "the result of step 'charge'".
+        to_plain: Gives for an object of no storable type one that is stored in its place (a dict of its fields, say, with
+            whatever they hold), or the object itself to refuse it.
 
     Raises:
         ValueEncodeError: The value holds something that cannot be stored.
@@ -86,9 +94,9 @@ def encode_value(value: object, *, bytes_max: int = VALUE_BYTES_MAX, what: str =
         try:
             data = cbor2.dumps(value)
         except UnicodeEncodeError:
-            data = _Encoding(what, bytes_max).encode(value)  # to say where the surrogate is
+            data = _Encoding(what, bytes_max, to_plain).encode(value)  # to say where the surrogate is
     else:
-        data = _Encoding(what, bytes_max).encode(value)
+        data = _Encoding(what, bytes_max, to_plain).encode(value)
     if len(data) > bytes_max:
         raise _oversized(what, len(data), bytes_max, exact=True)
     return data
@@ -158,11 +166,12 @@ def _is_plain(value: object, what: str, bytes_max: int) -> bool:
 class _Encoding:
     """One value being written: the pieces so far, and the containers that are open."""
 
-    __slots__ = ("_bytes_max", "_pieces", "_what")
+    __slots__ = ("_bytes_max", "_pieces", "_to_plain", "_what")
 
-    def __init__(self, what: str, bytes_max: int) -> None:
+    def __init__(self, what: str, bytes_max: int, to_plain: Callable[[object], object] | None = None) -> None:
         self._what = what
         self._bytes_max = bytes_max
+        self._to_plain = to_plain
         self._pieces: list[bytes] = []
 
     def encode(self, value: object) -> bytes:
@@ -244,7 +253,10 @@ class _Encoding:
                 emit(_head(6, item.tag))
                 return iter([(".value", item.value)])
             case _:
-                raise _Refusal(_advice(item))
+                plain = item if self._to_plain is None else self._to_plain(item)
+                if plain is item:
+                    raise _Refusal(_advice(item))
+                return self._write(plain)
         return None
 
     def _write_dict(self, pairs: list[tuple[object, object]]) -> _Children:

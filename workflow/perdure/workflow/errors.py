@@ -33,6 +33,7 @@ __all__ = [
     "QueueTimeoutError",
     "RaceError",
     "RollbackError",
+    "StoredValueError",
     "StepCriticalError",
     "StepError",
     "StepExhaustedError",
@@ -40,6 +41,7 @@ __all__ = [
     "StepTimeoutError",
     "SuspendSignal",
     "UserCancellationError",
+    "ValueTypeError",
     "WorkflowCancelledError",
     "WorkflowEndedError",
     "WorkflowError",
@@ -135,6 +137,20 @@ class InvalidArgumentError(MisuseError, ValueError):
     """An argument has the wrong type or value; the message says what to write instead."""
 
 
+class StoredValueError(FaultError):
+    """What history holds does not fit the annotation that the code has now; with the old one the workflow goes on.
+
+    Attributes:
+        path: Where the misfit is, such as `result.items[2].price`.
+        expected: The type that should be there.
+        found: The type of what is there.
+    """
+
+    path: str
+    expected: str
+    found: str
+
+
 # Failures of steps and waits: outcomes that a workflow may catch.
 
 
@@ -219,6 +235,20 @@ class RaceError(WorkflowError):
     name: str
     errors: Mapping[str, ErrorInfo]
     causes: Sequence[str]
+
+
+class ValueTypeError(WorkflowError):
+    """A value does not fit its annotation: what a step or the workflow returned, a loop's state, or a message's body.
+
+    Attributes:
+        path: Where the misfit is, such as `result.items[2].price`.
+        expected: The type that should be there.
+        found: The type of what is there.
+    """
+
+    path: str
+    expected: str
+    found: str
 
 
 class QueueTimeoutError(WorkflowError):

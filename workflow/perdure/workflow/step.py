@@ -26,7 +26,7 @@ from uuid import UUID
 
 import trio
 
-from perdure.storage import decode_value, round_trip
+from perdure.storage import decode_value
 from perdure.storage.errors import EncodeError
 from perdure.storage.keys import pack
 from perdure.storage.schema import Entry, EntryMetadata, EntryStatus, StepEntry
@@ -39,6 +39,7 @@ from perdure.workflow.errors import (
     MisuseError,
     StepError,
     SuspendSignal,
+    ValueTypeError,
 )
 from perdure.workflow.failures import (
     cut_text,
@@ -53,6 +54,7 @@ from perdure.workflow.failures import (
 from perdure.workflow.history import Node
 from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
+from perdure.workflow.typed import Converter, returns, round_trip
 from perdure.workflow.waits import Wait
 
 __all__ = [
@@ -197,26 +199,29 @@ def run_step(
 ) -> Coroutine[Any, Any, Any]:
     """What to await: the step's recorded outcome, or its run until there is one."""
     check_function(fn, "a step's function", "ctx.step(name, fn, argument)")
+    converter = returns(fn)
     activation = operation.scope.activation
     found = operation.find(StepEntry)
     if found is None:
         operation.check_is_next()
-        return _Attempts(operation, activation, fn, args, options, None, EntryMetadata()).run()
+        return _Attempts(operation, activation, fn, args, options, converter, None, EntryMetadata()).run()
     node, entry, kind = found
     if kind.output is not None:
-        return _replay(activation, kind.output)
+        return _replay(operation, converter, kind.output)
     metadata = activation.history.metadata(entry.id) or EntryMetadata()
     if metadata.status is EntryStatus.COMPLETED:
-        return _replay(activation, None)
+        return _replay(operation, converter, None)
     if metadata.status is EntryStatus.EXHAUSTED:
         return _replay_failure(activation, _recorded_failure(activation, operation.name, entry, kind, metadata))
     operation.check_is_next()
-    return _Attempts(operation, activation, fn, args, options, node, metadata).run()
+    return _Attempts(operation, activation, fn, args, options, converter, node, metadata).run()
 
 
-async def _replay(activation: Activation, output: bytes | None) -> Any:
-    await activation.replayed()
-    return None if output is None else decode_value(output)
+async def _replay(operation: Operation, converter: Converter | None, output: bytes | None) -> Any:
+    await operation.scope.activation.replayed()
+    if converter is None:  # what is only for errors is not made up then
+        return None if output is None else decode_value(output)
+    return converter.decode(output, what=f"the recorded result of step {operation.name!r}", root="result")
 
 
 async def _replay_failure(activation: Activation, error: StepError) -> NoReturn:
@@ -249,6 +254,7 @@ class _Attempts:
         "_activation",
         "_args",
         "_begun_at_ms",
+        "_converter",
         "_fn",
         "_is_async",
         "_metadata",
@@ -265,6 +271,7 @@ class _Attempts:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         options: StepOptions,
+        converter: Converter | None,
         node: Node | None,
         metadata: EntryMetadata,
     ) -> None:
@@ -273,6 +280,7 @@ class _Attempts:
         self._fn = fn
         self._args = args
         self._options = options
+        self._converter = converter
         self._node = node
         self._metadata = metadata
         self._number = metadata.attempts
@@ -321,7 +329,7 @@ class _Attempts:
                 break
         try:
             value = self._record_value(value)
-        except EncodeError as unstorable:
+        except (EncodeError, ValueTypeError) as unstorable:
             raise await self._give_up("critical", describe(unstorable)) from unstorable
         if options.ephemeral:
             await trio.lowlevel.checkpoint()
@@ -399,12 +407,15 @@ class _Attempts:
 
         Raises:
             EncodeError: It cannot be stored; nothing is recorded.
+            ValueTypeError: It does not fit the function's annotation; nothing is recorded.
         """
         activation, metadata = self._activation, self._metadata
         data: bytes | None = None
-        if value is not None:
+        if value is not None or self._converter is not None:
             what = f"the result of step {self._operation.name!r}"
-            data, value = round_trip(value, bytes_max=activation.user_bytes_max, what=what)
+            data, value = round_trip(
+                self._converter, value, bytes_max=activation.user_bytes_max, what=what, root="result"
+            )
         self._operation.progress()
         metadata.status = EntryStatus.COMPLETED
         metadata.error = None
