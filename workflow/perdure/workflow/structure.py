@@ -17,7 +17,7 @@ import dataclasses
 import threading
 import typing
 from collections import abc
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum, Flag
@@ -143,20 +143,19 @@ def _converter(*, strict: bool) -> Converter:
 def forget() -> None:
     """Let go of all classes that were met."""
     _converters.clear()
+    _enums.clear()
 
 
 def _make_converter(*, strict: bool) -> Converter:
     converter = Converter(forbid_extra_keys=strict, structure_fallback_factory=_instance_hook)
-    for kind in (*_SCALARS, ErrorValue, TaggedValue):
-        converter.register_structure_hook(kind, _exact)
-    converter.register_structure_hook(int, _int)
-    converter.register_structure_hook(float, _float)
-    converter.register_structure_hook(bytearray, _bytearray)
+    for kind, hook in _HOOKS.items():
+        converter.register_structure_hook(kind, hook)
     guarded = _Guarded()
     factories: list[tuple[Callable[[Any], bool], Callable[[Any, Converter], _Hook]]] = [
         # The last that was registered is asked first.
         (_is_class, _class_hook),
         (lambda kind: isinstance(kind, type) and issubclass(kind, Enum), _enum_hook),
+        (_is_named_tuple, _NamedTuples().hook),
         (is_pydantic_model, _pydantic_hook),
         (lambda kind: get_origin(kind) is Literal, _literal_hook),
         (lambda kind: get_origin(kind) in (Union, UnionType), _union_hook),
@@ -172,12 +171,14 @@ def _make_converter(*, strict: bool) -> Converter:
 
 
 def _exact(value: Any, kind: Any) -> Any:
-    if type(value) is not kind:
-        _refuse(kind, value)
-    return value
+    if type(value) is kind:
+        return value
+    return _refuse(kind, value) if kind in _HOOKS else _read_subclass(value, kind)
 
 
 def _int(value: Any, kind: Any) -> Any:
+    if kind is not int:
+        return _read_subclass(value, kind)
     if type(value) is int:
         return value
     # JavaScript has one type of numbers, and the reference engine writes integers beyond 32 bits as floats.
@@ -187,6 +188,8 @@ def _int(value: Any, kind: Any) -> Any:
 
 
 def _float(value: Any, kind: Any) -> Any:
+    if kind is not float:
+        return _read_subclass(value, kind)
     if type(value) is float:
         return value
     if type(value) is int:
@@ -202,6 +205,27 @@ def _float(value: Any, kind: Any) -> Any:
 
 def _bytearray(value: Any, kind: Any) -> Any:
     return bytearray(_exact(value, bytes))
+
+
+_HOOKS: Final[dict[Any, _Hook]] = {
+    **dict.fromkeys((*_SCALARS, ErrorValue, TaggedValue), _exact),
+    int: _int,
+    float: _float,
+    bytearray: _bytearray,
+}
+
+
+_enums: Final[dict[Any, _Hook]] = {}
+
+
+def _read_subclass(value: Any, kind: Any) -> Any:
+    """For a subclass of a scalar, an `IntEnum` say: cattrs asks the scalar's hook for it, which is stored in its place."""
+    if issubclass(kind, Enum):
+        if kind not in _enums:
+            _enums[kind] = _enum_hook(kind)
+        return _enums[kind](value, kind)
+    base = next(base for base in kind.__mro__ if base in _HOOKS)
+    return kind(_HOOKS[base](value, base))
 
 
 def _instance_hook(kind: Any) -> _Hook:
@@ -224,7 +248,7 @@ def _instance_hook(kind: Any) -> _Hook:
 # Enums and literals.
 
 
-def _enum_hook(kind: type[Enum], _: Converter) -> _Hook:
+def _enum_hook(kind: type[Enum], _: Converter | None = None) -> _Hook:
     if issubclass(kind, Flag):
 
         def read_flag(value: Any, _: Any) -> Any:
@@ -334,6 +358,53 @@ def _pydantic_hook(kind: Any, _: Converter) -> _Hook:
 # Containers.
 
 
+def _is_named_tuple(kind: Any) -> bool:
+    owner: Any = get_origin(kind) or kind
+    return hasattr(owner, "_fields") and isinstance(owner, type) and issubclass(owner, tuple)
+
+
+class _NamedTuples:
+    """Named tuples, field by field: cattrs does not find what their annotations mean when they are text."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[Any, _Hook] = {}
+        self._being_made: set[Any] = set()
+
+    def hook(self, kind: Any, converter: Converter) -> _Hook:
+        if kind in self._being_made:  # it holds itself
+            return lambda value, _: self._hooks[kind](value, kind)
+        owner: Any = get_origin(kind) or kind
+        hints = typing.get_type_hints(owner, include_extras=True)
+        self._being_made.add(kind)
+        try:
+            fields = [
+                (name, hints.get(name, Any), converter.get_structure_hook(hints.get(name, Any)))
+                for name in owner._fields
+            ]
+        finally:
+            self._being_made.discard(kind)
+        required = len(fields) - len(owner._field_defaults)
+
+        def read(value: Any, _: Any) -> Any:
+            if not isinstance(value, list | tuple):
+                _refuse(kind, value)
+            items = cast("Sequence[Any]", value)
+            if not required <= len(items) <= len(fields):
+                raise Misfit(type_text(kind), f"{len(items)} items")
+            return owner(*(_read_field(*field, item) for field, item in zip(fields, items, strict=False)))
+
+        self._hooks[kind] = read
+        return read
+
+
+def _read_field(name: str, annotation: Any, hook: _Hook, value: Any) -> Any:
+    try:
+        return hook(value, annotation)
+    except Exception as error:
+        misfit = _misfit(error, annotation, value)
+        raise Misfit(misfit.expected, misfit.found, misfit.reason, f".{name}{misfit.path}") from error
+
+
 class _Guarded:
     """Containers as cattrs reads them, but only from the kind of container that is stored for them.
 
@@ -380,7 +451,7 @@ def _stored_kinds(kind: Any) -> tuple[type, ...] | None:
         return (list, tuple)
     if origin in _SETS:
         return (set, frozenset)
-    if not isinstance(origin, type) or _is_typed_dict(kind):
+    if not isinstance(origin, type) or _is_typed_dict(kind) or _is_named_tuple(kind):
         return None
     if issubclass(origin, list) or issubclass(origin, tuple):
         return (list, tuple)
@@ -454,6 +525,8 @@ def _members(annotation: Any, converter: Converter) -> list[_Member]:
         exact = _Member(2, text, _is_exactly(annotation), hook, annotation)
         loose = _Member(_LOOSE, text, _is_a((int, float)), hook, annotation)
         return [exact, loose] if annotation in (int, float) else [exact]
+    if _is_named_tuple(annotation):
+        return [_Member(4, text, _is_a((list, tuple)), hook, annotation)]
     if _is_class(annotation) or _is_typed_dict(annotation):
         return [_Member(4, text, _is_mapping, hook, annotation)]
     if stored is not None:
