@@ -6,9 +6,12 @@
 //    for the moment at which the process died.
 // 3. Time is given: it stands at `now` (ms) while a workflow runs. The engine polls for nothing (workerPollInterval is 0), so
 //    every wait returns to us.
-// 4. There is no mailbox in a namespace of the reference engine: its host has the messages, here `mail`, oldest first.
+// 4. A write takes until the next turn of the event loop. (While one is under way, the engine forgets what else changes: a
+//    shorter one loses names that branches use meanwhile, a longer one the outcomes of their steps.)
+// 5. There is no mailbox in a namespace of the reference engine: its host has the messages, here `mail`, oldest first.
 
 import { createInterface } from "node:readline";
+import { setImmediate as nextTurn } from "node:timers/promises";
 
 import { decode, encode } from "cbor-x";
 import * as engine from "@rivetkit/workflow-engine";
@@ -49,9 +52,10 @@ class Driver {
 		return [...this.kv].sort(([a], [b]) => (a < b ? -1 : 1));
 	}
 
-	#wrote() {
+	async #wrote() {
 		const { alarm, mail, world } = this;
 		this.writes.push({ kv: this.pairs(), alarm, mail: [...mail], effects: [...world.effects] });
+		await nextTurn();
 	}
 
 	async get(key) {
@@ -71,12 +75,12 @@ class Driver {
 
 	async batch(writes) {
 		for (const { key, value } of writes) this.kv.set(toHex(key), toHex(value));
-		this.#wrote();
+		await this.#wrote();
 	}
 
-	#drop(isGone) {
+	async #drop(isGone) {
 		for (const key of [...this.kv.keys()]) if (isGone(key)) this.kv.delete(key);
-		this.#wrote();
+		await this.#wrote();
 	}
 
 	async delete(key) {
@@ -85,27 +89,27 @@ class Driver {
 
 	async batchDelete(keys) {
 		const gone = new Set(keys.map(toHex));
-		this.#drop((key) => gone.has(key));
+		await this.#drop((key) => gone.has(key));
 	}
 
 	async deletePrefix(prefix) {
 		const start = toHex(prefix);
-		this.#drop((key) => key.startsWith(start));
+		await this.#drop((key) => key.startsWith(start));
 	}
 
 	async deleteRange(start, end) {
 		const [from, to] = [toHex(start), toHex(end)];
-		this.#drop((key) => key >= from && key < to);
+		await this.#drop((key) => key >= from && key < to);
 	}
 
 	async setAlarm(workflowId, wakeAt) {
 		this.alarm = wakeAt;
-		this.#wrote();
+		await this.#wrote();
 	}
 
 	async clearAlarm() {
 		this.alarm = null;
-		this.#wrote();
+		await this.#wrote();
 	}
 
 	async waitForMessages() {

@@ -113,7 +113,7 @@ async def test_engines_that_take_turns_finish_a_workflow_like_one(
     positions = await play(engines, script, word)
     alone = await play(engines, script, "t" * len(word))
     assert positions[-1].result == script.ends
-    assert positions[-1].effects == script.effects
+    assert sorted(positions[-1].effects) == sorted(script.effects), "branches take effect in any order"
     for position, expected in zip(positions, alone, strict=True):
         assert (position.state, position.stored_state) == (expected.state, expected.stored_state)
         assert position.mail == expected.mail

@@ -83,19 +83,19 @@ async def test_names_with_slashes_can_be_taken_for_others_there(
     assert (await ours(position, aliased)).result == ["slashes", "added"]
 
 
-async def test_a_step_that_may_run_at_most_once_runs_again_there(
+async def test_a_step_that_may_run_at_most_once_runs_again_there_if_it_has_retries(
     autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
 ) -> None:
-    """S16, S22: that it was begun is recorded, and not heeded."""
+    """S16, S22: that it was begun counts as a failed attempt, so with `maxRetries: 0` it does not run again."""
 
     async def once(ctx: Context, _: object) -> str:
         return await ctx.step("once", give, "once", "done", at_most_once=True)
 
-    begun, ended, _ = (await ours(START, once)).writes
-    assert begun.stored_state == "running"
+    begun = replace((await ours(START, once)).writes[0], effects=("once",), now_ms=START_MS + 1000)
     assert (await ours(begun, once)).result == "StepInterruptedError"
-    assert theirs.run(replace(begun, effects=("once",)), "once", None).effects == ("once", "once")
-    assert theirs.run(replace(ended, effects=("once",)), "once", None).effects == ("once",)
+    there = theirs.run(begun, "once", None)
+    assert (there.result, there.effects) == ("StepExhaustedError", ("once",))
+    assert theirs.run(begun, "once again", None).effects == ("once", "once")
 
 
 async def test_a_critical_failure_that_was_caught_runs_again_there(

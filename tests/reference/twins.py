@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vectors import WORKFLOWS, YEAR_2100_S, Error, Workflow, effects, give, input_of, plain, stops_of
+from vectors import SENT_AT_MS as START_MS
+from vectors import WORKFLOWS, YEAR_2100_S, Error, Workflow, effects, give, input_of, plain, refuse, stops_of
 
-from perdure.workflow import Break, Context, StepError
+from perdure.workflow import BlockFailure, BlockOk, Break, Context, JoinError, RaceError, StepError, StepFailure
 
 AT_MS = YEAR_2100_S * 1000.0
 """When the sleeps of the workflows below end. A float: an integer of 2**32 and more is a BigInt there, which is no time."""
@@ -121,6 +122,124 @@ async def names(ctx: Context, at_ms: float) -> None:
     await ctx.step("last", give, "last", None)
 
 
+async def fan(ctx: Context, at_ms: float) -> dict[str, Any]:
+    async def slow(branch: Context) -> int:
+        await branch.step("begin", give, "begin", 1)
+        await branch.sleep_until("nap", at_ms / 1000)
+        return await branch.step("end", give, "end", 2)
+
+    async def mail(branch: Context) -> Any:
+        return (await branch.queue.next("letter", timeout=200)).body
+
+    async def none(branch: Context) -> None:
+        await branch.step("nothing", give, "nothing", None)
+
+    async def empty(branch: Context) -> None:
+        return None
+
+    return await ctx.join("all", {"slow": slow, "mail": mail, "none": none, "empty": empty})
+
+
+async def partial(ctx: Context, at_ms: float) -> list[Any]:
+    async def good(branch: Context) -> str:
+        return await branch.step("good", give, "good", "fine")
+
+    async def bad(branch: Context) -> None:
+        await branch.step("bad", refuse, "bad", "declined")
+
+    async def ugly(branch: Context) -> None:
+        await branch.queue.next("ready")
+        raise Error("plain")
+
+    failed: list[str] = []
+    try:
+        await ctx.join("all", {"good": good, "bad": bad, "ugly": ugly})
+    except JoinError as error:
+        failed = sorted(error.errors)
+    await ctx.sleep_until("pause", at_ms / 1000)
+    return [failed, await ctx.step("after", give, "after", "went on")]
+
+
+async def deadline(ctx: Context, at_ms: float) -> list[Any]:
+    async def answer(branch: Context) -> Any:
+        return (await branch.queue.next("answer", names=["answer"])).body
+
+    async def late(branch: Context) -> str:
+        await branch.sleep_until("limit", at_ms / 1000)
+        return await branch.step("give up", give, "give up", "late")
+
+    result = await ctx.race("first", {"answer": answer, "late": late})
+    await ctx.sleep_until("pause", 2 * at_ms / 1000)
+    return [result.winner, result.value, await ctx.step("after", give, "after", "went on")]
+
+
+async def lost(ctx: Context, at_ms: float) -> list[Any]:
+    async def a(branch: Context) -> None:
+        await branch.step("a", refuse, "a", "declined")
+
+    async def b(branch: Context) -> None:
+        await branch.sleep_until("nap", at_ms / 1000)
+        raise Error("plain")
+
+    caught: str | None = None
+    try:
+        await ctx.race("first", {"a": a, "b": b})
+    except RaceError as error:
+        caught = type(error).__name__
+    await ctx.sleep_until("pause", 2 * at_ms / 1000)
+    return [caught, await ctx.step("after", give, "after", "went on")]
+
+
+async def block(ctx: Context, at_ms: float) -> list[Any]:
+    async def careful(inner: Context) -> None:
+        await inner.step("one", give, "one", 1)
+        await inner.sleep_until("nap", at_ms / 1000)
+        await inner.step("two", refuse, "two", "declined", max_retries=0)
+
+    async def easy(inner: Context) -> int:
+        return await inner.step("three", give, "three", 3)
+
+    failure = await ctx.try_block("careful", careful)
+    assert isinstance(failure, BlockFailure)
+    success = await ctx.try_block("easy", easy)
+    assert isinstance(success, BlockOk)
+    await ctx.sleep_until("pause", 2 * at_ms / 1000)
+    await ctx.step("after", give, "after", None)
+    return [failure.source, failure.name, failure.error.message, success.value]
+
+
+async def attempted(ctx: Context, at_ms: float) -> list[Any]:
+    result = await ctx.try_step("fetch", flaky, "fetch", 9, max_retries=1, retry_backoff_base=0.001)
+    assert isinstance(result, StepFailure)
+    await ctx.sleep_until("pause", at_ms / 1000)
+    await ctx.step("after", give, "after", None)
+    error = result.error
+    return [False, result.kind, result.step_name, result.attempts, error.name, error.message]
+
+
+async def within(ctx: Context, _: object) -> dict[str, Any]:
+    async def raced(branch: Context) -> str:
+        async def word(inner: Context) -> None:
+            await inner.queue.next("word", names=["word"])
+
+        async def other(inner: Context) -> None:
+            await inner.queue.next("other", names=["other"])
+
+        return (await branch.race("inner", {"word": word, "other": other})).winner
+
+    async def joined(branch: Context) -> int:
+        async def a(inner: Context) -> int:
+            return await inner.step("work", give, "a", 1)
+
+        async def b(inner: Context) -> int:
+            return (await inner.queue.next("number", names=["number"])).body
+
+        both = await branch.join("inner", {"a": a, "b": b})
+        return both["a"] + both["b"]
+
+    return await ctx.join("outer", {"raced": raced, "joined": joined})
+
+
 def _recorded(file: str, *events: Event, effects: tuple[str, ...] = (), ends: Any = None) -> Script:
     last = stops_of(file)[-1]["result"]
     if "threw" in last:
@@ -141,6 +260,9 @@ SCRIPTS: dict[str, Script] = {
     "values": _recorded("values", effects=_VALUES),
     "errmeta": _recorded("errmeta"),
     "migrate": _recorded("migrate", effects=("price",)),
+    "join": _recorded("join", Send(("posts", ["p1", "p2"])), effects=("get", "one", "two")),
+    "race": _recorded("race", effects=("work",)),
+    "tried": _recorded("tried", effects=("charge",)),
     "batch": Script(
         batch,
         events=(Send(("a", 1), ("b", [2])), Alarm(), Send(("z", None))),
@@ -174,4 +296,30 @@ SCRIPTS: dict[str, Script] = {
         differs=("error", ("fetch",)),
     ),
     "names": Script(names, AT_MS, (Alarm(),), None, (*NAMES, "last")),
+    "fan": Script(
+        fan,
+        START_MS + 100_000.0,
+        (Alarm(), Send(("letter", [7]))),
+        {"slow": 2, "mail": [7], "none": None, "empty": None},
+        ("begin", "nothing", "end"),
+    ),
+    "partial": Script(
+        partial,
+        AT_MS,
+        (Send(("ready", None)), Alarm()),
+        [["bad", "ugly"], "went on"],
+        ("good", "bad", "after"),
+    ),
+    "deadline met": Script(deadline, AT_MS, (Send(("answer", 42)), Alarm()), ["answer", 42, "went on"], ("after",)),
+    "deadline missed": Script(deadline, AT_MS, (Alarm(), Alarm()), ["late", "late", "went on"], ("give up", "after")),
+    "lost": Script(lost, AT_MS, (Alarm(), Alarm()), ["RaceError", "went on"], ("a", "after")),
+    "block": Script(block, AT_MS, (Alarm(), Alarm()), ["step", "two", "declined", 3], ("one", "two", "three", "after")),
+    "attempted": Script(
+        attempted,
+        AT_MS,
+        (Alarm(), Alarm()),
+        [False, "exhausted", "fetch", 2, "Error", "boom 2"],
+        ("fetch 1", "fetch 2", "after"),
+    ),
+    "within": Script(within, None, (Send(("number", 2)), Send(("word", None))), {"raced": "word", "joined": 3}, ("a",)),
 }

@@ -6,7 +6,7 @@ import { CriticalError, Loop } from "@rivetkit/workflow-engine";
 
 const YEAR_2100 = 4102444800000;
 
-export const did = (world, effect, value) => async () => {
+const did = (world, effect, value) => async () => {
 	world.effects.push(effect);
 	return value;
 };
@@ -177,6 +177,119 @@ async function names(ctx, at, world) {
 	await ctx.step("last", did(world, "last"));
 }
 
+const fan = (ctx, at, world) =>
+	ctx.join("all", {
+		slow: {
+			run: async (branch) => {
+				await branch.step("begin", did(world, "begin", 1));
+				await branch.sleepUntil("nap", at);
+				return branch.step("end", did(world, "end", 2));
+			},
+		},
+		mail: { run: async (branch) => (await branch.queue.next("letter", { timeout: 200_000 })).body },
+		none: { run: (branch) => branch.step("nothing", did(world, "nothing")) },
+		empty: { run: async () => undefined },
+	});
+
+async function partial(ctx, at, world) {
+	let failed;
+	try {
+		await ctx.join("all", {
+			good: { run: (branch) => branch.step("good", did(world, "good", "fine")) },
+			bad: { run: (branch) => branch.step("bad", fails(world, "bad", new CriticalError("declined"))) },
+			ugly: {
+				run: async (branch) => {
+					await branch.queue.next("ready");
+					throw new Error("plain");
+				},
+			},
+		});
+	} catch (error) {
+		if (error.name !== "JoinError") throw error;
+		failed = Object.keys(error.errors).sort();
+	}
+	await ctx.sleepUntil("pause", at);
+	return [failed, await ctx.step("after", did(world, "after", "went on"))];
+}
+
+async function deadline(ctx, at, world) {
+	const { winner, value } = await ctx.race("first", [
+		{ name: "answer", run: async (branch) => (await branch.queue.next("answer", { names: ["answer"] })).body },
+		{
+			name: "late",
+			run: async (branch) => {
+				await branch.sleepUntil("limit", at);
+				return branch.step("give up", did(world, "give up", "late"));
+			},
+		},
+	]);
+	await ctx.sleepUntil("pause", 2 * at);
+	return [winner, value, await ctx.step("after", did(world, "after", "went on"))];
+}
+
+async function lost(ctx, at, world) {
+	let caught;
+	try {
+		await ctx.race("first", [
+			{ name: "a", run: (branch) => branch.step("a", fails(world, "a", new CriticalError("declined"))) },
+			{
+				name: "b",
+				run: async (branch) => {
+					await branch.sleepUntil("nap", at);
+					throw new Error("plain");
+				},
+			},
+		]);
+	} catch (error) {
+		if (error.name !== "RaceError") throw error;
+		caught = error.name;
+	}
+	await ctx.sleepUntil("pause", 2 * at);
+	return [caught, await ctx.step("after", did(world, "after", "went on"))];
+}
+
+async function block(ctx, at, world) {
+	const { failure } = await ctx.try("careful", async (inner) => {
+		await inner.step("one", did(world, "one", 1));
+		await inner.sleepUntil("nap", at);
+		await inner.step({ name: "two", maxRetries: 0, run: fails(world, "two", new CriticalError("declined")) });
+	});
+	const { value } = await ctx.try("easy", (inner) => inner.step("three", did(world, "three", 3)));
+	await ctx.sleepUntil("pause", 2 * at);
+	await ctx.step("after", did(world, "after"));
+	return [failure.source, failure.name, failure.error.message, value];
+}
+
+async function attempted(ctx, at, world) {
+	const run = flaky(world, "fetch", 9);
+	const { ok, failure } = await ctx.tryStep({ name: "fetch", maxRetries: 1, retryBackoffBase: 1, run });
+	await ctx.sleepUntil("pause", at);
+	await ctx.step("after", did(world, "after"));
+	return [ok, failure.kind, failure.stepName, failure.attempts, failure.error.name, failure.error.message];
+}
+
+const within = (ctx, _, world) =>
+	ctx.join("outer", {
+		raced: {
+			run: async (branch) => {
+				const { winner } = await branch.race("inner", [
+					{ name: "word", run: (inner) => inner.queue.next("word", { names: ["word"] }) },
+					{ name: "other", run: (inner) => inner.queue.next("other", { names: ["other"] }) },
+				]);
+				return winner;
+			},
+		},
+		joined: {
+			run: async (branch) => {
+				const { a, b } = await branch.join("inner", {
+					a: { run: (inner) => inner.step("work", did(world, "a", 1)) },
+					b: { run: async (inner) => (await inner.queue.next("number", { names: ["number"] })).body },
+				});
+				return a + b;
+			},
+		},
+	});
+
 // What the reference engine does otherwise, or cannot go on with (test_limits.py).
 
 const nested = (ctx, _, world) =>
@@ -198,7 +311,7 @@ async function aliased(ctx, _, world) {
 	return [first, second];
 }
 
-const once = (ctx, _, world) => ctx.step({ name: "once", maxRetries: 0, run: did(world, "once", "done") });
+const once = (maxRetries) => (ctx, _, world) => ctx.step({ name: "once", maxRetries, run: did(world, "once", "done") });
 
 async function critical(ctx, _, world) {
 	let caught;
@@ -307,12 +420,21 @@ export const WORKFLOWS = {
 	exhausted,
 	recovered,
 	names,
+	fan,
+	partial,
+	"deadline met": deadline,
+	"deadline missed": deadline,
+	lost,
+	block,
+	attempted,
+	within,
 	describe,
 	carry,
 	give,
 	nested,
 	aliased,
-	once,
+	once: once(0),
+	"once again": once(3),
 	critical,
 	versioned,
 	late,

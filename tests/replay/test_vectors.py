@@ -200,6 +200,9 @@ BYTE_EQUAL: dict[str, set[str]] = {
     "values": {"name", "field", "metadata", "StepEntry"},
     "errmeta": {"field"},
     "migrate": {"name", "field", "metadata", "StepEntry", "RemovedEntry", "VersionCheckEntry"},
+    "join": {"name", "field", "metadata", "StepEntry", "MessageEntry"},
+    "race": {"name", "field", "metadata", "StepEntry", "RaceEntry"},
+    "tried": {"name", "field", "metadata", "StepEntry"},
 }
 """What must at least have been compared byte by byte, so that the test cannot pass by leaving everything out."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from dumps import Dump
 
 from perdure.storage import decode_value, layout
-from perdure.workflow import Break, Context, Continue, current_step
+from perdure.workflow import Break, Context, Continue, CriticalError, StepFailure, current_step
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 
@@ -140,6 +140,44 @@ async def migrate(ctx: Context, _: object) -> int:
     return await ctx.step("price", give, "price", version * 10)
 
 
+async def join(ctx: Context, _: object) -> dict[str, Any]:
+    async def user(branch: Context) -> Any:
+        return await branch.step("get", give, "get", {"name": "Ada"})
+
+    async def posts(branch: Context) -> Any:
+        return (await branch.queue.next("posts-ready", names=["posts"])).body
+
+    async def stats(branch: Context) -> int:
+        await branch.step("one", give, "one", 1)
+        await branch.step("two", give, "two", 2)
+        return 2
+
+    return await ctx.join("fetch-all", {"user": user, "posts": posts, "stats": stats})
+
+
+async def race(ctx: Context, _: object) -> dict[str, Any]:
+    async def slow(branch: Context) -> None:
+        await branch.sleep_until("wait", YEAR_2100_S)
+
+    async def fast(branch: Context) -> Any:
+        return await branch.step("work", give, "work", "fast")
+
+    result = await ctx.race("first", {"slow": slow, "fast": fast})
+    return {"winner": result.winner, "value": result.value}
+
+
+async def refuse(name: str, message: str) -> None:
+    """A step's function: notes its effect, and fails for good."""
+    effects.append(name)
+    raise CriticalError(message)
+
+
+async def tried(ctx: Context, _: object) -> dict[str, Any]:
+    result = await ctx.try_step("charge", refuse, "charge", "declined", max_retries=0)
+    assert isinstance(result, StepFailure)
+    return {"kind": result.kind, "message": result.error.message, "attempts": result.attempts}
+
+
 WORKFLOWS: dict[str, Workflow] = {
     "order": order,
     "retry": retry,
@@ -149,6 +187,9 @@ WORKFLOWS: dict[str, Workflow] = {
     "values": values,
     "errmeta": errmeta,
     "migrate": migrate,
+    "join": join,
+    "race": race,
+    "tried": tried,
 }
 """By the name of their recording."""
 
@@ -164,5 +205,8 @@ EFFECTS: dict[str, list[list[str]]] = {
     "values": [[]],
     "errmeta": [[]],
     "migrate": [[]],
+    "join": [[], []],
+    "race": [[]],
+    "tried": [[]],
 }
 """What runs after resuming each stop."""
