@@ -35,7 +35,7 @@ def ours(tmp_path: Path) -> RunOurs:
 
 
 def sent(position: Position, name: str = "next") -> Position:
-    mail = Mail(f"message-{position.now_ms}", name, encode_value(None), position.now_ms)
+    mail = Mail(f"message-{position.now_ms}", name, encode_value(2), position.now_ms)
     return replace(position, now_ms=position.now_ms + 1000, mail=(*position.mail, mail))
 
 
@@ -63,6 +63,49 @@ async def test_a_finished_loop_within_an_iteration_is_divergence_there_and_recov
     assert theirs.run(sent(theirs.run(START, "nested", None)), "nested", None).result == "HistoryDivergedError"
     recovered = await ours(failed, nested, "recover")
     assert (recovered.state, recovered.result, recovered.effects) == ("completed", "done", ("work",))
+
+
+async def within(ctx: Context, _: object) -> dict[str, Any]:
+    async def raced(branch: Context) -> str:
+        async def word(inner: Context) -> None:
+            await inner.queue.next("word", names=["word"])
+
+        async def other(inner: Context) -> None:
+            await inner.queue.next("other", names=["other"])
+
+        return (await branch.race("inner", {"word": word, "other": other})).winner
+
+    async def joined(branch: Context) -> int:
+        async def a(inner: Context) -> int:
+            return await inner.step("work", give, "a", 1)
+
+        async def b(inner: Context) -> int:
+            return (await inner.queue.next("number", names=["number"])).body
+
+        both = await branch.join("inner", {"a": a, "b": b})
+        return both["a"] + both["b"]
+
+    return await ctx.join("outer", {"raced": raced, "joined": joined})
+
+
+async def test_a_settled_branch_within_a_branch_is_divergence_there_and_recovers_here(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S1, S16: as a loop within a loop; the same goes for a race, and for a loop within a branch."""
+    failed = theirs.run(sent(await ours(START, within), "number"), "within", None)
+    assert (failed.stored_state, failed.result) == ("failed", "HistoryDivergedError")
+    recovered = await ours(sent(failed, "word"), within, "recover")
+    assert (recovered.state, recovered.result) == ("completed", {"raced": "word", "joined": 3})
+    assert recovered.effects == ("a",)
+
+
+async def test_a_critical_failure_is_told_as_exhausted_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S3, S16: what try_step returns changes with a replay there, and not here."""
+    failed = (await ours(START, WORKFLOWS["tried"])).writes[-2]
+    assert theirs.run(failed, "tried", None).result["kind"] == "exhausted"
+    assert (await ours(failed, WORKFLOWS["tried"])).result["kind"] == "critical"
 
 
 async def test_names_with_slashes_can_be_taken_for_others_there(

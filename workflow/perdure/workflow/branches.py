@@ -261,9 +261,10 @@ class Fork:
         await self._activation.settle()
 
     def hand_over(self, name: str) -> None:
-        """This branch runs on for the parent, though others are not over."""
-        self._running.clear()
-        self._stop(name)
+        """This branch runs on for the parent; each of the others ends when it has unwound."""
+        self._running.discard(name)
+        self._is_handed_over = True
+        self._activation.end_lane(hands_over=True)
 
     def _stop(self, name: str) -> None:
         self._running.discard(name)
