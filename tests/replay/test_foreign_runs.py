@@ -12,7 +12,15 @@ from harness import Host, Namespace, host
 from trio.testing import MockClock
 
 from perdure.storage import Batch, encode_value, layout
-from perdure.storage.schema import EntryStatus, StepEntry, encode_entry, encode_metadata
+from perdure.storage.schema import (
+    Branch,
+    BranchStatus,
+    EntryStatus,
+    RaceEntry,
+    StepEntry,
+    encode_entry,
+    encode_metadata,
+)
 from perdure.workflow import Context, RunMode, StepError, WorkflowFailedError, WorkflowState
 from perdure.workflow.history import History
 
@@ -29,6 +37,10 @@ async def fetch() -> str:
     if len(calls) == 1:
         raise ValueError("boom 1")
     return "fetched"
+
+
+async def note(name: str) -> None:
+    calls.append(name)
 
 
 async def workflow(ctx: Context, _: object) -> str:
@@ -95,3 +107,38 @@ async def test_a_workflow_of_ours_that_failed_there_can_be_recovered(
         await process.control("recover")
         assert await process.finish(workflow) == "fetched"
     assert calls == ["fetch", "fetch"]
+
+
+async def test_a_race_that_stopped_between_a_result_and_its_winner_is_won_by_that_result(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S16, S29: the reference engine records a branch that succeeds while the run is ending, and names no winner."""
+
+    async def slow(ctx: Context) -> str:
+        await ctx.step("begin", note, "begin")
+        await ctx.sleep("wait", 3600)
+        return "slow"
+
+    async def fast(ctx: Context) -> str:
+        await ctx.queue.next("never")
+        return "fast"
+
+    async def racing(ctx: Context, _: object) -> list[str]:
+        result = await ctx.race("first", {"slow": slow, "fast": fast})
+        return [result.winner, result.value]
+
+    async with host(namespace, mode) as process:
+        await process.stop(racing)
+        await process.restart()
+        driver = await namespace.driver()
+        history = await History.load(process.workflow_id, driver)
+        (race,) = [entry for entry in history.entries() if isinstance(entry.kind, RaceEntry)]
+        branches = {**race.kind.branches, "fast": Branch(BranchStatus.COMPLETED, encode_value("fast"), None)}
+        stored = encode_entry(race._replace(kind=RaceEntry(None, branches)))
+        await driver.batch(Batch(puts=[(layout.entry_key(race.location), stored)]))
+        await process.restart()
+        assert await process.finish(racing) == ["fast", "fast"]
+        after = await namespace.entries()
+        assert set(after) == {("first",)}, "what the others had recorded is forgotten, as after every race"
+        assert after["first",].data["winner"] == "fast"
+    assert calls == ["begin"]

@@ -65,6 +65,9 @@ class _Race:
 
     async def run(self) -> RaceResult[Any]:
         fork = self._fork
+        for name, record in fork.records.items():
+            if record.status is BranchStatus.COMPLETED:
+                return await self._award(name, record)
         names = fork.unsettled()
         if names:
             self._operation.check_is_next()
@@ -83,6 +86,15 @@ class _Race:
             errors=errors,
             causes=causes,
         ) from fork.cause()
+
+    async def _award(self, name: str, record: Branch) -> RaceResult[Any]:
+        """Decide a race of which a result is recorded and no winner: the reference engine leaves it so as a run ends."""
+        self._operation.check_is_next()
+        self._operation.progress()
+        returned = self._record_winner(name)
+        await self._activation.commit()
+        self._activation.offer(returned)
+        return RaceResult(name, recorded_value(record))
 
     async def _settle(self, name: str, outcome: Outcome) -> None:
         fork = self._fork
