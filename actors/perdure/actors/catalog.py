@@ -41,6 +41,7 @@ _log = logging.getLogger("perdure.actors")
 
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
 _SLEEPING: Final = WorkflowState.SLEEPING.value
+_ROLLING_BACK: Final = WorkflowState.ROLLING_BACK.value
 
 
 def _order(wake_ms: int | None) -> int:
@@ -136,6 +137,8 @@ class _Standing:
         """When the workflow wants to be activated."""
         if self.state in _TERMINAL:
             return None
+        if self.state == _ROLLING_BACK:  # with an alarm, it waits for a handler's next attempt, and for no message
+            return self.alarm_ms or 0
         return self.alarm_ms if self.state == _SLEEPING and not wants_mail else 0
 
 

@@ -60,6 +60,7 @@ __all__ = [
     "parse_dedup_key",
     "parse_detail_key",
     "parse_entry_key",
+    "parse_loop_start_key",
     "parse_message_key",
     "parse_metadata_key",
     "parse_name_key",
@@ -276,6 +277,18 @@ def parse_detail_key(key: bytes) -> str:
         KeyDecodeError: It is another key.
     """
     return _text(_single(key, _DETAIL, "detail"), key)
+
+
+def parse_loop_start_key(key: bytes) -> tuple[str, int]:
+    """The loop's entry id and the iteration in a key of starting states.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    parts = unpack(key)
+    if len(parts) != 3 or parts[0] != _LOOP_START:
+        raise _foreign(key, "loop start")
+    return _text(parts[1], key), _u32(parts[2], key)
 
 
 def encode_u64(value: int) -> bytes:

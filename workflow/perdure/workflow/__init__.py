@@ -24,6 +24,7 @@ from perdure.workflow.errors import (
     OperationInProgressError,
     QueueTimeoutError,
     RaceError,
+    RollbackCheckpointError,
     RollbackError,
     StepCriticalError,
     StepError,
@@ -42,6 +43,7 @@ from perdure.workflow.errors import (
 )
 from perdure.workflow.handle import WorkflowHandle
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
+from perdure.workflow.rollback import RollbackContext
 from perdure.workflow.run import run_workflow, send_message, start_workflow
 from perdure.workflow.snapshot import load_snapshot
 from perdure.workflow.states import InvalidTransitionError, WorkflowState
@@ -98,6 +100,8 @@ __all__ = [
     "RemovableKind",
     "RaceError",
     "RaceResult",
+    "RollbackCheckpointError",
+    "RollbackContext",
     "RollbackError",
     "RunMode",
     "SleepOutcome",

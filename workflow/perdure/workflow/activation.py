@@ -10,8 +10,8 @@
 5. `state` is durable as `running` before the first new step function of an activation, with the count of activations
    that recorded nothing; recording, parking, eviction, shutdown and a fault clear the count. So a crash loop ends
    (promise 9).
-6. In every durable state something brings a workflow back: it is `pending` or `running` (recovered at start), or it is
-   `sleeping` with its alarm armed, or it waits for a message, whose arrival activates it. Hence the batch that takes a
+6. In every durable state something brings a workflow back: it is `pending`, `running` or `rolling_back` (recovered at start),
+   or it is `sleeping` with its alarm armed, or it waits for a message, whose arrival activates it. Hence the batch that takes a
    message or ends a sleep also sets `running`.
 """
 
@@ -49,6 +49,7 @@ from perdure.workflow.waits import Parking, Wait, merge
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
+    from perdure.workflow.step import Compensation
     from perdure.workflow.types import RunMode
 
 __all__ = ["CRASH_LOOP_LIMIT", "USER_OVERHEAD_BYTES", "Activation", "Closing"]
@@ -88,6 +89,7 @@ class Activation:
         busy: How many of them run: neither parked nor waiting for their branches.
         must_commit_before_step: Whether `begin_step` must be awaited before a new step function runs.
         failure: The exception that failed it, if that happened in this process.
+        collected: While the function is run for its handlers only: what would undo the steps that it has passed.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Activation:
         self.closing: Closing | None = None
         self.waiting: Wait | None = None
         self.failure: BaseException | None = None
+        self.collected: list[Compensation] | None = None
         self.busy = 1
         self.lanes = 1
         self.mode: RunMode = "yield"
@@ -172,6 +175,11 @@ class Activation:
     def is_new(self) -> bool:
         """Whether nothing was ever started in this namespace."""
         return self.history.input is None
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the function is run for its handlers only: it is told what is recorded, and does nothing new."""
+        return self.collected is not None
 
     @property
     def has_wanted_mail(self) -> bool:
@@ -420,19 +428,16 @@ class Activation:
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, in one batch. Without effect where nothing sleeps."""
+        from perdure.workflow.rollback import wake_rollback
+
         history = self.history
         if history.state.is_terminal:
             return
         version = history.pending.version
-        for node in list(history.open_sleeps.values()):
-            entry = node.entry
-            if entry is not None and isinstance(entry.kind, SleepEntry) and not self._is_queue_deadline(node):
-                history.change(node, SleepEntry(entry.kind.deadline_ms, SleepState.INTERRUPTED))
-        for entry_id, node in list(history.open_retries.items()):
-            metadata = history.metadata(entry_id)
-            if metadata is not None:
-                metadata.last_attempt_at_ms = 0
-                history.put_metadata(node, metadata)
+        if history.state is WorkflowState.ROLLING_BACK:
+            wake_rollback(history)
+        else:
+            self._wake_open(history)
         has_changed = history.pending.version != version
         if has_changed:
             if self.is_running and history.state is WorkflowState.SLEEPING:
@@ -444,6 +449,17 @@ class Activation:
                 parking.wake()
         if has_changed:
             await self._arm_if_missed()
+
+    def _wake_open(self, history: History) -> None:
+        for node in list(history.open_sleeps.values()):
+            entry = node.entry
+            if entry is not None and isinstance(entry.kind, SleepEntry) and not self._is_queue_deadline(node):
+                history.change(node, SleepEntry(entry.kind.deadline_ms, SleepState.INTERRUPTED))
+        for entry_id, node in list(history.open_retries.items()):
+            metadata = history.metadata(entry_id)
+            if metadata is not None:
+                metadata.last_attempt_at_ms = 0
+                history.put_metadata(node, metadata)
 
     def _is_queue_deadline(self, node: Node) -> bool:
         entry = node.entry
@@ -514,33 +530,23 @@ class Activation:
             FaultError: The code cannot run this workflow; its state is unchanged.
             StorageError: The storage failed; what it holds has to be read again.
         """
-        from perdure.workflow.context import Context
+        from perdure.workflow.rollback import roll_back
 
         if self.history.state.is_terminal:
             return
         self.mode = mode
         self.is_running = True
-        scope = Scope(self, (), self.history.root)
-        value: object = None
-        error: BaseException | None = None
         try:
             if self.history.idle_activations >= CRASH_LOOP_LIMIT:
                 await self._end_crash_loop()
                 return
-            input_value = decode_value(self.history.input) if self.history.input is not None else None
-            with self._cancel_scope:
-                try:
-                    value = await function(Context(scope), input_value)
-                except SuspendSignal:
-                    assert self.closing is not None, "only a closed context raises the signal"
-                except Exception as raised:
-                    error = raised
-                except BaseExceptionGroup as group:
-                    # Not an outcome: either we closed, and signals came out of the user's nursery, or the process is ending.
-                    _, rest = group.split((SuspendSignal, Exception))
-                    if rest is not None:
-                        raise rest from None
-            await self._finish(scope, value, error)
+            if self.history.state is not WorkflowState.ROLLING_BACK:
+                value, error = await self.call(function)
+                if self.closing is None:
+                    await self._end(value, error)
+            if self.history.state is WorkflowState.ROLLING_BACK and self.closing is None:
+                await roll_back(self, function)
+            await self._settle_closing()
         except BaseException:
             if self.closing is None:
                 self._close(Closing.EVICTED)
@@ -549,30 +555,74 @@ class Activation:
         finally:
             self.is_running = False
 
-    async def _end_crash_loop(self) -> None:
-        count = self.history.idle_activations
-        await self._fail(
-            CrashLoopError(
-                f"the workflow was activated {count} times without recording anything, so a step seems to end the process "
-                "each time; mend it, then call recover()"
-            )
-        )
+    async def call(self, function: Callable[[Context, Any], Awaitable[Any]]) -> tuple[object, BaseException | None]:
+        """Run the function once, from the top; returns what it returned or raised, which counts unless `closing` is set.
 
-    async def _finish(self, scope: Scope, value: object, error: BaseException | None) -> None:
+        Raises:
+            FaultError, StorageError: As `run`.
+        """
+        from perdure.workflow.context import Context
+
+        scope = Scope(self, (), self.history.root)
+        input_value = decode_value(self.history.input) if self.history.input is not None else None
+        value, error = await self.guarded(lambda: function(Context(scope), input_value))
+        if self.closing is None:
+            try:
+                scope.close(cause=error)
+                if isinstance(error, FaultError):
+                    raise error  # of something other than an operation: current_step() outside of a step, say
+            except FaultError as fault:
+                self.fault(fault)
+                raise
+        return value, error
+
+    async def guarded(self, call: Callable[[], Awaitable[object]]) -> tuple[object, BaseException | None]:
+        """Await what runs code of the user's, until it ends or the activation is closed, and settle why that was.
+
+        Returns:
+            What it returned or raised; this counts unless `closing` is set.
+
+        Raises:
+            FaultError, StorageError: As `run`.
+        """
+        value: object = None
+        error: BaseException | None = None
+        self._cancel_scope = trio.CancelScope()
+        if self.closing is not None:
+            self._cancel_scope.cancel()
+        with self._cancel_scope:
+            try:
+                value = await call()
+            except SuspendSignal:
+                assert self.closing is not None or self.is_collecting, "only a closed context raises the signal"
+            except Exception as raised:
+                error = raised
+            except BaseExceptionGroup as group:
+                # Not an outcome: either we closed, and signals came out of the user's nursery, or the process is ending.
+                _, rest = group.split((SuspendSignal, Exception))
+                if rest is not None:
+                    raise rest from None
+        await self._settle_closing()
+        return value, error
+
+    async def _end_crash_loop(self) -> None:
+        from perdure.workflow.rollback import end_rollback
+
+        error = CrashLoopError(
+            f"the workflow was activated {self.history.idle_activations} times without recording anything, so a step seems "
+            "to end the process each time; mend it, then call recover()"
+        )
+        if self.history.state is WorkflowState.ROLLING_BACK:
+            await end_rollback(self, describe(error))
+        else:
+            await self._fail(error)
+
+    async def _settle_closing(self) -> None:
         if self.closing is Closing.USER_CANCELLED:
             await trio.lowlevel.checkpoint_if_cancelled()  # cancelled from outside after all: an eviction
             self._close(Closing.FAULT, self._error)
         match self.closing:
-            case None:
-                try:
-                    scope.close(cause=error)
-                    if isinstance(error, FaultError):
-                        raise error  # of something other than an operation: current_step() outside of a step, say
-                except FaultError as fault:
-                    self.fault(fault)
-                    raise
-                await self._end(value, error)
-            case Closing.PARKED:
+            case None | Closing.PARKED:
                 pass
             case Closing.CANCELLED:
                 await self.commit_from_outside()  # not told to anybody before it is durable
@@ -604,7 +654,8 @@ class Activation:
         self.failure = error
         info = describe(error)
         _log.warning("workflow %r failed: %s", self.history.workflow_id, info)
-        self.history.apply(WorkflowEvent.FAIL)
+        is_rolled_back = bool(self.history.checkpoints) and not isinstance(error, CrashLoopError)
+        self.history.apply(WorkflowEvent.ROLL_BACK if is_rolled_back else WorkflowEvent.FAIL)
         self.history.set_error(encode_value(info_to_map(info)), causes_of(error))
         self.history.set_alarm(None)
         self.history.set_idle_activations(0)

@@ -74,6 +74,8 @@ async def run_block(
     check_function(function, "a block's function", "ctx.try_block(name, fn, argument)")
     activation = operation.scope.activation
     operation.check_is_block()
+    if activation.is_collecting and activation.history.known_number(operation.name) is None:
+        operation.check_is_next()
     scope = operation.enter()
     try:
         called = function(Context(scope), *args)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, overload
 
 import trio
@@ -24,6 +25,7 @@ from perdure.storage.errors import EncodeError
 from perdure.storage.schema import Branch as BranchRecord
 from perdure.storage.schema import BranchStatus, JoinEntry, RaceEntry
 from perdure.workflow.checks import check_function, check_name
+from perdure.workflow.collecting import revisit
 from perdure.workflow.errors import ErrorInfo, FaultError, HistoryDivergedError, InvalidArgumentError, SuspendSignal
 from perdure.workflow.failures import causes_of, cut_text, describe, info_from_map, info_from_text, info_to_map
 from perdure.workflow.history import Node
@@ -254,6 +256,20 @@ class Fork:
 
         task.__qualname__ = f"branch {name!r} of {self._operation.operation} {self._operation.name!r}"
         return task
+
+    async def revisit(self, names: Iterable[str]) -> None:
+        """Run the functions of settled branches once more, one after another, for the handlers of the steps in them."""
+        from perdure.workflow.context import Context
+
+        above = self._operation.scope.lane
+        for name in names:
+            lane = Lane(above)
+            scope = self._operation.enter(self._activation.history.number_of(name), lane, is_finished=True)
+            try:
+                await revisit(scope, partial(self._functions[name], Context(scope)))
+            finally:
+                self._operation.leave(scope)
+                lane.end(above)
 
     async def settled(self, name: str) -> None:
         """The branch is over and recorded: make that durable. The last one runs on for the parent."""

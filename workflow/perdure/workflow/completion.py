@@ -21,6 +21,7 @@ from perdure.workflow.history import Node
 from perdure.workflow.lanes import lane_of
 from perdure.workflow.reads import with_completed
 from perdure.workflow.scope import Operation
+from perdure.workflow.states import WorkflowState
 from perdure.workflow.step import attempt_in_progress
 
 __all__ = ["Completion"]
@@ -76,6 +77,8 @@ class Completion:
         self._completed_in = attempt or (None, 0)
         if self._is_recorded:
             return
+        if activation.is_collecting:
+            self._operation.check_is_next()
         self._operation.progress()
         self._is_recorded = True
         entry = self._node.entry
@@ -85,7 +88,9 @@ class Completion:
         await activation.commit()
 
     def _check(self, caller: tuple[object, int]) -> None:
-        if not self._operation.scope.activation.is_running:
+        activation = self._operation.scope.activation
+        is_undone = activation.history.state is WorkflowState.ROLLING_BACK and not activation.is_collecting
+        if is_undone or not activation.is_running:
             raise MisuseError(
                 f"the message at {self._path()} was completed after the run that read it had ended; call complete() in the "
                 "workflow's function or in a step"

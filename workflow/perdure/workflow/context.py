@@ -24,6 +24,7 @@ from perdure.workflow.join import run_join
 from perdure.workflow.loop import run_loop
 from perdure.workflow.queue import run_queue_read
 from perdure.workflow.race import run_race
+from perdure.workflow.rollback import RollbackContext, check_rollback, run_rollback_checkpoint
 from perdure.workflow.scope import Operation, OperationName, Scope
 from perdure.workflow.sleep import run_sleep
 from perdure.workflow.step import USUAL_OPTIONS, check_step_options, run_step
@@ -203,6 +204,7 @@ class Context:
         name: str,
         fn: Callable[[Unpack[Ts]], Awaitable[T]],
         *args: Unpack[Ts],
+        rollback: Callable[[RollbackContext, T], object] | None = None,
         max_retries: int | None = None,
         retry_backoff_base: float = 0.1,
         retry_backoff_max: float = 30.0,
@@ -218,6 +220,7 @@ class Context:
         name: str,
         fn: Callable[[Unpack[Ts]], T],
         *args: Unpack[Ts],
+        rollback: Callable[[RollbackContext, T], object] | None = None,
         max_retries: int | None = None,
         retry_backoff_base: float = 0.1,
         retry_backoff_max: float = 30.0,
@@ -233,6 +236,7 @@ class Context:
         name: str,
         fn: Callable[[Unpack[Ts]], Any],
         *args: Unpack[Ts],
+        rollback: Callable[[RollbackContext, Any], object] | None = None,
         max_retries: int | None = None,
         retry_backoff_base: float = 0.1,
         retry_backoff_max: float = 30.0,
@@ -252,6 +256,9 @@ class Context:
             name: The step's name: non-empty text of at most 512 bytes, unique within its scope.
             fn: A coroutine function, or a plain one, which runs in a worker thread.
             args: Its arguments; use `functools.partial` for keywords.
+            rollback: What undoes it, should the workflow fail: `rollback(ctx, output)`, a coroutine function or a plain one,
+                given a `RollbackContext` and what the step returned. Only after a `rollback_checkpoint`. It is retried, and
+                its time is limited, as this step's own options say; it runs at least once.
             max_retries: How often it is tried again after an exception, 0 to 2**32 - 1; 3 when left out (0 for
                 `at_most_once`). `CriticalError`, `RollbackError` and an unstorable result are never retried.
             retry_backoff_base: Seconds; the n-th retry waits `retry_backoff_base * 2**n`, at most ...
@@ -270,12 +277,14 @@ class Context:
             StepCriticalError: It raised `CriticalError` or `RollbackError`, or its result cannot be stored.
             StepTimeoutError: It exceeded `timeout`.
             StepInterruptedError: An `at_most_once` step was begun by an earlier process, its outcome unknown.
+            RollbackCheckpointError: A fault: it has a `rollback`, and no checkpoint was passed.
         """
         return await self._run_step(
             "step",
             name,
             fn,
             args,
+            rollback,
             max_retries,
             retry_backoff_base,
             retry_backoff_max,
@@ -291,6 +300,7 @@ class Context:
         name: str,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
+        rollback: Callable[[RollbackContext, Any], object] | None,
         max_retries: int | None,
         retry_backoff_base: float,
         retry_backoff_max: float,
@@ -300,8 +310,11 @@ class Context:
         at_most_once: bool,
     ) -> Any:
         with Operation(self._scope, name, kind) as operation:
+            if rollback is not None:
+                check_rollback(self._scope, name, rollback)
             if (
-                max_retries is None
+                rollback is None
+                and max_retries is None
                 and timeout == 30.0
                 and (retry_on_timeout is ephemeral is at_most_once is False)
                 and retry_backoff_base == 0.1
@@ -317,6 +330,7 @@ class Context:
                     retry_on_timeout,
                     ephemeral,
                     at_most_once,
+                    rollback,
                 )
             return await run_step(operation, fn, args, options)
 
@@ -326,6 +340,7 @@ class Context:
         name: str,
         fn: Callable[[Unpack[Ts]], Awaitable[T]],
         *args: Unpack[Ts],
+        rollback: Callable[[RollbackContext, T], object] | None = None,
         max_retries: int | None = None,
         retry_backoff_base: float = 0.1,
         retry_backoff_max: float = 30.0,
@@ -342,6 +357,7 @@ class Context:
         name: str,
         fn: Callable[[Unpack[Ts]], T],
         *args: Unpack[Ts],
+        rollback: Callable[[RollbackContext, T], object] | None = None,
         max_retries: int | None = None,
         retry_backoff_base: float = 0.1,
         retry_backoff_max: float = 30.0,
@@ -358,6 +374,7 @@ class Context:
         name: str,
         fn: Callable[[Unpack[Ts]], Any],
         *args: Unpack[Ts],
+        rollback: Callable[[RollbackContext, Any], object] | None = None,
         max_retries: int | None = None,
         retry_backoff_base: float = 0.1,
         retry_backoff_max: float = 30.0,
@@ -372,7 +389,7 @@ class Context:
         Durable on return. The same value on every run; recorded as a step, so one may become the other in new code.
 
         Args:
-            name, fn, args, max_retries, retry_backoff_base, retry_backoff_max, timeout, retry_on_timeout, ephemeral,
+            name, fn, args, rollback, max_retries, retry_backoff_base, retry_backoff_max, timeout, retry_on_timeout, ephemeral,
                 at_most_once: As for `step`.
             catch: The kinds of failures to return; others are raised. All but `rollback` unless given.
 
@@ -393,6 +410,7 @@ class Context:
                 name,
                 fn,
                 args,
+                rollback,
                 max_retries,
                 retry_backoff_base,
                 retry_backoff_max,
@@ -489,6 +507,19 @@ class Context:
         """
         with Operation(self._scope, name, "race") as operation:
             return await run_race(operation, check_branches(branches, "race"))
+
+    @_in_turn("rollback_checkpoint")
+    async def rollback_checkpoint(self, name: str) -> None:
+        """From here on steps may have a `rollback=`; should the workflow fail, they are undone, the last completed first.
+
+        Counts for this scope and those inside of it. Durable on return. An error that the workflow does not catch then puts
+        it in the state `rolling_back`; it has failed once every handler has run, or one has given up.
+
+        Args:
+            name: The checkpoint's name, unique within its scope.
+        """
+        with Operation(self._scope, name, "rollback_checkpoint") as operation:
+            await run_rollback_checkpoint(operation)
 
     @_in_turn("sleep")
     async def sleep(self, name: str, seconds: float) -> SleepOutcome:

@@ -24,13 +24,15 @@ from perdure.workflow.errors import FaultError, SuspendSignal
 from perdure.workflow.ids import derived_uuid
 
 if TYPE_CHECKING:
+    from perdure.workflow.history import History, Path
     from perdure.workflow.scope import Operation, Scope
 
-__all__ = ["derive_random", "derive_uuid", "run_now"]
+__all__ = ["derive_random", "derive_rollback_key", "derive_uuid", "run_now"]
 
 # What is derived for; part of what the values come from; never change or reuse.
 _UUID: Final = 1
 _RANDOM: Final = 2
+_ROLLBACK: Final = 3
 
 
 def derive_uuid(scope: Scope, name: str) -> UUID:
@@ -56,6 +58,12 @@ def _derive(scope: Scope, name: str, method: str, purpose: int) -> UUID:
     history = activation.history
     path = (part if isinstance(part, str) else (part,) for part in history.path_of(scope.location))
     return derived_uuid(history.seed or b"", pack((*path, name, purpose)))
+
+
+def derive_rollback_key(history: History, path: Path) -> str:
+    """The idempotency key for undoing the step at this place: the same on every run, and another than the step's own."""
+    parts = (part if isinstance(part, str) else (part,) for part in path)
+    return str(derived_uuid(history.seed or b"", pack((*parts, _ROLLBACK))))
 
 
 async def run_now(operation: Operation) -> float:

@@ -32,6 +32,7 @@ __all__ = [
     "OperationInProgressError",
     "QueueTimeoutError",
     "RaceError",
+    "RollbackCheckpointError",
     "RollbackError",
     "StoredValueError",
     "StepCriticalError",
@@ -131,6 +132,12 @@ class MessageCompletedError(MisuseError):
     """
 
     location: str
+
+
+class RollbackCheckpointError(MisuseError):
+    """A step has a `rollback=` where no `ctx.rollback_checkpoint` was passed before; the step did not run."""
+
+    name: str
 
 
 class InvalidArgumentError(MisuseError, ValueError):

@@ -5,7 +5,8 @@
 2. Every change goes into `pending` as it is made, encoded; nothing here scans history to find what is dirty.
 3. Names are numbered in order of first use and never renumbered; locations refer to the numbers.
 4. Metadata and details are decoded when first asked for, user data only when an operation returns it.
-5. `open_sleeps` and `open_retries` are kept up to date, so that a wake-up costs what is open, not what is recorded.
+5. `open_sleeps`, `open_retries` and `checkpoints` are kept up to date, so that a wake-up, or the question whether there is
+   anything to roll back, costs what is open, not what is recorded.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from perdure.storage.schema import (
     EntryStatus,
     Location,
     LoopIteration,
+    RollbackCheckpointEntry,
     Segment,
     SleepEntry,
     SleepState,
+    StepEntry,
     decode_entry,
     decode_metadata,
     encode_entry,
@@ -89,6 +92,9 @@ class History:
         failure_causes: Ids of the entries that failed the workflow; `None` if that is not known, as when the reference
             engine ran it to its failure.
         idle_activations: How many activations in a row began work and recorded none.
+        checkpoints: Where rollback checkpoints are recorded.
+        completions: The last number given to a completed step that can be rolled back.
+        is_frozen: Whether the code is only listened to, so that names it uses for the first time are not registered.
     """
 
     def __init__(self, workflow_id: str) -> None:
@@ -108,10 +114,14 @@ class History:
         self.format_version: int = 0
         self.open_sleeps: dict[Location, Node] = {}
         self.open_retries: dict[str, Node] = {}
+        self.checkpoints: set[Location] = set()
+        self.completions: int = 0
+        self.is_frozen: bool = False
         self.last_entry_id: str = ""
         self._numbers: dict[str, int] = {}
         self._metadata: dict[str, EntryMetadata | bytes] = {}
         self._details: dict[str, dict[str, Any] | bytes] = {}
+        self._loop_starts: dict[str, dict[int, bytes]] = {}
 
     @classmethod
     async def load(cls, workflow_id: str, driver: Driver) -> History:
@@ -129,6 +139,10 @@ class History:
             history._details[layout.parse_detail_key(key)] = value
         for _key, value in await driver.list(layout.HISTORY_PREFIX):
             history._load_entry(decode_entry(value))
+        if history.checkpoints:  # without any there are none of these
+            for key, value in await driver.list(layout.LOOP_START_PREFIX):
+                entry_id, iteration = layout.parse_loop_start_key(key)
+                history._loop_starts.setdefault(entry_id, {})[iteration] = value
         return history
 
     @classmethod
@@ -167,8 +181,8 @@ class History:
             node = following
         node.entry = entry
         self.last_entry_id = max(self.last_entry_id, entry.id)
-        if type(entry.kind) is SleepEntry:
-            self._track_sleep(node, entry.location, entry.kind)
+        if type(entry.kind) is not StepEntry:
+            self._track(node, entry.location, entry.kind)
         if entry.id in self._metadata:
             self._track_retry(node, entry.id, self._metadata[entry.id])
 
@@ -186,6 +200,8 @@ class History:
         self.seed = fields.get(layout.SEED_KEY)
         if (count := fields.get(layout.IDLE_ACTIVATIONS_KEY)) is not None:
             self.idle_activations = layout.decode_u64(count)
+        if (sequence := fields.get(layout.COMPLETION_SEQUENCE_KEY)) is not None:
+            self.completions = layout.decode_u64(sequence)
         if (version := fields.get(layout.FORMAT_VERSION_KEY)) is not None:
             self.format_version = layout.decode_u64(version)
         if (causes := fields.get(layout.FAILURE_CAUSES_KEY)) is not None:
@@ -194,9 +210,11 @@ class History:
     # Names and places.
 
     def number_of(self, name: str) -> int:
-        """The name's index, registering it on first use."""
+        """The name's index, registering it on first use; -1, which is nobody's, for a new one while `is_frozen`."""
         number = self._numbers.get(name)
         if number is None:
+            if self.is_frozen:
+                return -1
             number = self._numbers[name] = len(self.names)
             self.names.append(name)
             self.pending.put(layout.name_key(number), name.encode())
@@ -231,8 +249,8 @@ class History:
         """Record an entry, new or changed, at its place; `key` is its key, where the caller has it already."""
         node.entry = entry
         self.pending.put(key or layout.entry_key(entry.location), encode_entry(entry))
-        if type(entry.kind) is SleepEntry:
-            self._track_sleep(node, entry.location, entry.kind)
+        if type(entry.kind) is not StepEntry:
+            self._track(node, entry.location, entry.kind)
 
     def change(self, node: Node, kind: EntryKind) -> None:
         """Record a new content of an entry that is there."""
@@ -246,11 +264,14 @@ class History:
         assert entry is not None, "only a recorded entry changes"
         self.pending.put_late(layout.entry_key(entry.location), lambda: encode_entry(entry))
 
-    def _track_sleep(self, node: Node, location: Location, kind: SleepEntry) -> None:
-        if kind.state is SleepState.PENDING:
-            self.open_sleeps[location] = node
-        else:
-            self.open_sleeps.pop(location, None)
+    def _track(self, node: Node, location: Location, kind: EntryKind) -> None:
+        if type(kind) is SleepEntry:
+            if kind.state is SleepState.PENDING:
+                self.open_sleeps[location] = node
+            else:
+                self.open_sleeps.pop(location, None)
+        elif type(kind) is RollbackCheckpointEntry:
+            self.checkpoints.add(location)
 
     def metadata(self, entry_id: str) -> EntryMetadata | None:
         """The entry's metadata, decoded; change it and hand it to `put_metadata`."""
@@ -310,10 +331,13 @@ class History:
         """Forget a loop's iterations from `first` up to, not including, `end`, and all that belongs to them."""
         number = location[-1]
         assert isinstance(number, int), "a loop's location ends with its name"
+        entry = node.entry
+        assert entry is not None, "the loop is recorded"
         for iteration in range(first, end):
             below = node.children.pop(LoopIteration(number, iteration), None)
             if below is not None:
                 self._forget(below)
+            self._forget_loop_start(entry.id, iteration)
         self.pending.delete_range(*layout.loop_iterations_range(location, first, end))
 
     def forget_child(self, node: Node, location: Location, segment: Segment) -> None:
@@ -330,9 +354,29 @@ class History:
                 continue
             self.open_sleeps.pop(entry.location, None)
             self.open_retries.pop(entry.id, None)
+            self.checkpoints.discard(entry.location)
+            for iteration in list(self._loop_starts.get(entry.id, ())):
+                self._forget_loop_start(entry.id, iteration)
             if self._metadata.pop(entry.id, None) is not None:
                 self.pending.delete(layout.metadata_key(entry.id))
             self.delete_detail(entry.id)
+
+    def loop_start(self, entry_id: str, iteration: int) -> bytes | None:
+        """The state that a retained iteration of a loop began with, if it was kept."""
+        return self._loop_starts.get(entry_id, {}).get(iteration)
+
+    def put_loop_start(self, entry_id: str, iteration: int, state: bytes) -> None:
+        """Keep the state that an iteration began with for as long as the iteration is retained."""
+        self._loop_starts.setdefault(entry_id, {})[iteration] = state
+        self.pending.put(layout.loop_start_key(entry_id, iteration), state)
+
+    def _forget_loop_start(self, entry_id: str, iteration: int) -> None:
+        if self._loop_starts.get(entry_id, {}).pop(iteration, None) is not None:
+            self.pending.delete(layout.loop_start_key(entry_id, iteration))
+
+    def holds_completions(self, top: Node) -> bool:
+        """Whether a step that can be undone completed somewhere below."""
+        return any(node.entry is not None and "completed" in self.detail(node.entry.id) for node in top.walk())
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, parents before children."""
@@ -375,12 +419,13 @@ class History:
         if data is not None:
             self.pending.put(layout.OUTPUT_KEY, data)
 
-    def set_error(self, data: bytes, causes: list[str]) -> None:
-        """Record the error and the entries that caused it."""
+    def set_error(self, data: bytes, causes: list[str] | None) -> None:
+        """Record the error and the entries that caused it; `None` leaves open which."""
         self.error = data
         self.failure_causes = causes
         self.pending.put(layout.ERROR_KEY, data)
-        self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(causes))
+        if causes is not None:
+            self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(causes))
 
     def clear_error(self) -> None:
         """Forget the error and its causes."""
@@ -388,6 +433,12 @@ class History:
         self.failure_causes = None
         self.pending.delete(layout.ERROR_KEY)
         self.pending.delete(layout.FAILURE_CAUSES_KEY)
+
+    def next_completion(self) -> int:
+        """The next number of the order in which steps completed; recorded."""
+        self.completions += 1
+        self.pending.put(layout.COMPLETION_SEQUENCE_KEY, layout.encode_u64(self.completions))
+        return self.completions
 
     def set_alarm(self, wake_at_ms: int | None) -> None:
         """Arm or clear the alarm, if that is a change."""

@@ -36,6 +36,8 @@ async def run_join(operation: Operation, branches: Mapping[str, BranchFunction])
     fork = Fork(operation, node, branches)
     values: dict[str, Any] = {}
     names = fork.unsettled()
+    if activation.is_collecting:
+        await fork.revisit(name for name in branches if name not in names)
     if names:
         operation.check_is_next()
 

@@ -4,12 +4,15 @@
 2. Each iteration is a scope of its own. A finished one is visited as a unit: it is not run again.
 3. Forgetting iterations is in the same batch as the state that makes them superfluous, and costs what is forgotten.
 4. An iteration that recorded nothing is not committed by itself; at every prune interval all is.
+5. Where steps of an iteration can be undone, the state that it began with is kept as long as its history is: to find the
+   handlers, bodies of retained iterations run once more (`collecting.py`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
@@ -18,6 +21,7 @@ from perdure.storage import decode_value, round_trip
 from perdure.storage.schema import EntryMetadata, EntryStatus, LoopEntry, LoopIteration
 from perdure.storage.values import UNDEFINED
 from perdure.workflow.checks import check_function
+from perdure.workflow.collecting import revisit
 from perdure.workflow.errors import InvalidArgumentError, SuspendSignal
 from perdure.workflow.history import Node
 from perdure.workflow.scope import Operation
@@ -54,10 +58,13 @@ async def run_loop(
     if found is not None:
         node, entry, kind = found
         metadata = history.metadata(entry.id) or EntryMetadata(status=EntryStatus.RUNNING)
-        if kind.output is not None or metadata.status is EntryStatus.COMPLETED:
+        is_finished = kind.output is not None or metadata.status is EntryStatus.COMPLETED
+        if activation.is_collecting:
+            await _revisit_iterations(operation, body, node, kind, is_finished=is_finished)
+        if is_finished:
             await activation.replayed()
             return None if kind.output is None else decode_value(kind.output)
-        operation.check_is_next()
+        operation.check_order()
         loop = _Loop(operation, node, metadata, kind.state, kind.iteration)
         state = decode_value(kind.state)
     else:
@@ -70,6 +77,8 @@ async def run_loop(
         loop = _Loop(operation, node, metadata, state_data, 0)
     while True:
         answer = await loop.run_iteration(body, state)
+        if activation.is_collecting:
+            raise SuspendSignal  # the iteration in progress had not come so far
         match answer:
             case Break():
                 return await loop.finish(cast("Break[object]", answer).value, history_size)
@@ -83,6 +92,34 @@ async def run_loop(
                 raise InvalidArgumentError(
                     f"the body of loop {operation.name!r} returned {what}; return Continue(state) to go on, or Break(value)"
                 )
+
+
+async def _revisit_iterations(
+    operation: Operation,
+    body: Callable[[Context, Any], Awaitable[Any]],
+    node: Node,
+    kind: LoopEntry,
+    *,
+    is_finished: bool,
+) -> None:
+    """Run the bodies of retained iterations once more, as far as their starting states are known."""
+    from perdure.workflow.context import Context
+
+    entry = node.entry
+    assert entry is not None, "the loop is recorded"
+    retained = sorted(segment for segment in node.children if isinstance(segment, LoopIteration))
+    for segment in retained:
+        if segment.iteration < kind.iteration:
+            state = operation.scope.activation.history.loop_start(entry.id, segment.iteration)
+        else:
+            state = kind.state if segment.iteration == kind.iteration and is_finished else None
+        if state is None:
+            continue
+        scope = operation.enter(segment, is_finished=True)
+        try:
+            await revisit(scope, partial(body, Context(scope), decode_value(state)))
+        finally:
+            operation.leave(scope)
 
 
 def _check_signature(operation: Operation, body: Callable[..., object]) -> None:
@@ -113,7 +150,9 @@ class _Loop:
         self.state_data = state_data
         entry = node.entry
         assert entry is not None, "the loop is recorded"
+        self._entry_id = entry.id
         self._location = entry.location
+        self._can_be_undone = False
         number = entry.location[-1]
         assert isinstance(number, int), "a loop's location ends with its name"
         self._number = number
@@ -136,6 +175,7 @@ class _Loop:
                 scope.close(cause=error)
             raise
         finally:
+            self._can_be_undone = scope.can_be_undone
             self._operation.leave(scope)
         await self._check_open()  # else the context was closed under the body: what it returned does not count
         scope.close()
@@ -151,6 +191,7 @@ class _Loop:
     async def advance(self, state: object, prune_interval: int, history_size: int) -> Any:
         """Go on to the next iteration; returns the state as it is stored."""
         activation = self._activation
+        began_with, iteration = self.state_data, self._iteration
         self.state_data, state = _encode_state(self._operation, state)
         self._iteration += 1
         if self._iteration > _ITERATIONS_MAX:
@@ -158,6 +199,8 @@ class _Loop:
                 f"loop {self._operation.name!r} reached its limit of 2**32 iterations; break before"
             )
         self._operation.progress()
+        if activation.history.checkpoints and (self._can_be_undone or self._holds_completions(iteration)):
+            activation.history.put_loop_start(self._entry_id, iteration, began_with)
         activation.history.change(self._node, LoopEntry(self.state_data, self._iteration, None))
         if self._iteration % prune_interval == 0:
             self._prune(self._iteration - history_size)
@@ -165,6 +208,11 @@ class _Loop:
         else:
             await trio.lowlevel.checkpoint()
         return state
+
+    def _holds_completions(self, iteration: int) -> bool:
+        """Whether a step that can be undone is recorded in an iteration: it may lie in something that replay passed over."""
+        node = self._node.children.get(LoopIteration(self._number, iteration))
+        return node is not None and self._activation.history.holds_completions(node)
 
     async def finish(self, value: object, history_size: int) -> Any:
         activation = self._activation

@@ -44,6 +44,8 @@ async def run_race(operation: Operation, branches: Mapping[str, BranchFunction])
     else:
         node, _, kind = found
         if kind.winner is not None and kind.winner in branches:
+            if activation.is_collecting:
+                await Fork(operation, node, branches).revisit([kind.winner])
             await activation.replayed()
             return RaceResult(kind.winner, recorded_value(kind.branches[kind.winner]))
         if kind.branches.keys() != branches.keys():
@@ -69,6 +71,8 @@ class _Race:
             if record.status is BranchStatus.COMPLETED:
                 return await self._award(name, record)
         names = fork.unsettled()
+        if self._activation.is_collecting:
+            await fork.revisit(name for name in fork.records if name not in names)
         if names:
             self._operation.check_is_next()
             self._lanes = {name: Lane(self._operation.scope.lane, is_raced=True) for name in names}

@@ -62,6 +62,7 @@ OperationName: TypeAlias = Literal[
     "get_version",
     "removed",
     "now",
+    "rollback_checkpoint",
 ]
 """The method of the context that was called."""
 
@@ -88,6 +89,8 @@ class Scope:
         node: Its node in history's tree.
         lane: The lane whose operations these are.
         unvisited: Numbers of the recorded names below that were not asked for yet.
+        has_checkpoint: Whether it, or a scope around it, has passed a rollback checkpoint.
+        can_be_undone: Whether something completed in it that has a handler, as far as this run has seen.
         inner: The scopes of the operation in progress, if that has any.
     """
 
@@ -99,6 +102,8 @@ class Scope:
         "_queues",
         "_unawaited",
         "activation",
+        "can_be_undone",
+        "has_checkpoint",
         "inner",
         "is_closed",
         "key",
@@ -116,6 +121,7 @@ class Scope:
         *,
         outer: Scope | None = None,
         lane: Lane | None = None,
+        is_finished: bool = False,
     ) -> None:
         self.activation: Activation = activation
         self.location: Location = location
@@ -123,9 +129,12 @@ class Scope:
         self.node: Node = node
         self.lane: Lane = lane or (Lane() if outer is None else outer.lane)
         self.unvisited: set[Segment] = set(node.children)
+        self.can_be_undone: bool = False
+        self.has_checkpoint: bool = outer is not None and outer.has_checkpoint
         self.inner: dict[Scope, None] = {}
         # What encloses this scope and has recorded entries ahead; it visits none of them while this scope is in progress.
-        self._outer: Scope | None = outer if outer is None or outer.unvisited else outer._outer
+        # What comes after something finished does not matter where that is run once more.
+        self._outer: Scope | None = None if is_finished or outer is None else outer.ahead
         self.is_closed: bool = False
         self._busy: tuple[OperationName, str] | None = None
         self._unawaited: tuple[Coroutine[Any, Any, Any], OperationName, object] | None = None
@@ -135,8 +144,8 @@ class Scope:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether recorded entries are still ahead, here or in the operation in progress."""
-        return bool(self.unvisited) or any(scope.is_replaying for scope in self.inner)
+        """Whether recorded entries are still ahead, here or in the operation in progress, or nothing else is wanted."""
+        return bool(self.unvisited) or self.activation.is_collecting or any(scope.is_replaying for scope in self.inner)
 
     @property
     def ahead(self) -> Scope | None:
@@ -406,6 +415,17 @@ class Operation:
 
         Raises:
             HistoryDivergedError: There are such entries.
+            SuspendSignal: The function is run only for what it did, and this it did not do.
+        """
+        self.check_order()
+        if self.scope.activation.is_collecting:
+            raise SuspendSignal
+
+    def check_order(self) -> None:
+        """The same for what goes on with something recorded that may be revisited.
+
+        Raises:
+            HistoryDivergedError: There are such entries.
         """
         ahead = self.scope.ahead
         if ahead is not None:
@@ -426,15 +446,18 @@ class Operation:
             asked=asked,
         )
 
-    def enter(self, segment: Segment | None = None, lane: Lane | None = None) -> Scope:
-        """The scope of what this operation runs, at its own place or at a segment below; `leave` it afterwards."""
+    def enter(self, segment: Segment | None = None, lane: Lane | None = None, *, is_finished: bool = False) -> Scope:
+        """The scope of what this operation runs, at its own place or at a segment below; `leave` it afterwards.
+
+        `is_finished` where it runs once more, for its handlers only, over what it recorded before it finished.
+        """
         outer = self.scope
         number = self._number_of(None)
         outer.unvisited.discard(number)
         node, location = _child(outer.node, number), (*outer.location, number)
         if segment is not None:
             node, location = _child(node, segment), (*location, segment)
-        scope = Scope(outer.activation, location, node, outer=outer, lane=lane)
+        scope = Scope(outer.activation, location, node, outer=outer, lane=lane, is_finished=is_finished)
         outer.inner[scope] = None
         return scope
 
@@ -442,6 +465,8 @@ class Operation:
         """What ran in a scope of this operation is over; a place at which nothing was recorded is none."""
         scope.is_closed = True
         del self.scope.inner[scope]
+        if scope.can_be_undone:
+            self.scope.can_be_undone = True
         if scope.node.entry is None and not scope.node.children:
             outer = self.scope.node
             parent = (

@@ -54,6 +54,7 @@ _TRANSITIONS: Final[dict[tuple[WorkflowState, WorkflowEvent], WorkflowState]] = 
     (_S.PENDING, _E.PARK): _S.SLEEPING,
     (_S.PENDING, _E.COMPLETE): _S.COMPLETED,
     (_S.PENDING, _E.FAIL): _S.FAILED,
+    (_S.PENDING, _E.ROLL_BACK): _S.ROLLING_BACK,
     (_S.PENDING, _E.CANCEL): _S.CANCELLED,
     (_S.RUNNING, _E.RUN): _S.RUNNING,
     (_S.RUNNING, _E.PARK): _S.SLEEPING,
@@ -67,6 +68,9 @@ _TRANSITIONS: Final[dict[tuple[WorkflowState, WorkflowEvent], WorkflowState]] = 
     (_S.SLEEPING, _E.FAIL): _S.FAILED,
     (_S.SLEEPING, _E.ROLL_BACK): _S.ROLLING_BACK,
     (_S.SLEEPING, _E.CANCEL): _S.CANCELLED,
+    # While it is rolled back, running a handler and waiting for its retry change nothing: only an end does.
+    (_S.ROLLING_BACK, _E.RUN): _S.ROLLING_BACK,
+    (_S.ROLLING_BACK, _E.PARK): _S.ROLLING_BACK,
     (_S.ROLLING_BACK, _E.ROLL_BACK): _S.ROLLING_BACK,
     (_S.ROLLING_BACK, _E.FAIL): _S.FAILED,
     (_S.ROLLING_BACK, _E.CANCEL): _S.CANCELLED,

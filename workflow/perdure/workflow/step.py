@@ -8,6 +8,8 @@
 5. A success is recorded even when the workflow is being evicted meanwhile; an error that comes out of an eviction is not
    the step's, and is not recorded.
 6. Nothing of the storage's trouble counts as a failure of the step.
+7. A step with `rollback=` that completes is numbered, in the batch of its outcome: handlers run in the reverse of that order.
+   Where the function is run for its handlers only (`collecting.py`), a completed step says what would undo it.
 """
 
 from __future__ import annotations
@@ -18,11 +20,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from math import inf
 from types import FunctionType
 from typing import Any, Final, NoReturn, cast
-from uuid import UUID
 
 import trio
 
@@ -51,7 +51,8 @@ from perdure.workflow.failures import (
     kind_from_text,
     step_error,
 )
-from perdure.workflow.history import Node
+from perdure.workflow.history import Node, Path
+from perdure.workflow.ids import derived_uuid
 from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
 from perdure.workflow.typed import Converter, returns, round_trip
@@ -59,11 +60,13 @@ from perdure.workflow.waits import Wait
 
 __all__ = [
     "USUAL_OPTIONS",
+    "Compensation",
     "StepInfo",
     "StepOptions",
     "attempt_in_progress",
     "check_step_options",
     "current_step",
+    "is_coroutine_function",
     "run_step",
 ]
 
@@ -96,10 +99,7 @@ class StepInfo:
         Hand it to services that accept one: effects outside of the workflow happen at least once.
         """
         parts = tuple(part if isinstance(part, str) else (part,) for part in self.path)
-        digest = bytearray(sha256(self._seed + pack(parts)).digest()[:16])
-        digest[6] = 0x80 | (digest[6] & 0x0F)  # RFC 9562 version 8: made by a rule of our own
-        digest[8] = 0x80 | (digest[8] & 0x3F)
-        return str(UUID(bytes=bytes(digest)))
+        return str(derived_uuid(self._seed, pack(parts)))
 
 
 _current_step: ContextVar[_Attempts] = ContextVar("perdure_current_step")
@@ -136,11 +136,37 @@ class StepOptions:
     retry_on_timeout: bool
     ephemeral: bool
     at_most_once: bool
+    rollback: Callable[..., object] | None = None
 
-    def retry_at_ms(self, metadata: EntryMetadata) -> int:
+    def retry_at_ms(self, attempts: int, last_attempt_at_ms: int) -> int:
         """When the next attempt is due: exponential, without jitter, so that every run gives the same."""
-        delay = min(self.retry_backoff_max, self.retry_backoff_base * 2.0 ** min(metadata.attempts, 1000))
-        return metadata.last_attempt_at_ms + ms_ceil(delay)
+        delay = min(self.retry_backoff_max, self.retry_backoff_base * 2.0 ** min(attempts, 1000))
+        return last_attempt_at_ms + ms_ceil(delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """What undoes a completed step.
+
+    Attributes:
+        node: The step's node in history.
+        name: Its name.
+        path: Its place in the workflow.
+        options: Its options, whose handler and retries count.
+        output: Gives its recorded output, anew each time.
+    """
+
+    node: Node
+    name: str
+    path: Path
+    options: StepOptions
+    output: Callable[[], Any]
+
+    @property
+    def entry_id(self) -> str:
+        """The id of the step's entry."""
+        assert self.node.entry is not None, "a completed step is recorded"
+        return self.node.entry.id
 
 
 USUAL_OPTIONS: Final = StepOptions(DEFAULT_MAX_RETRIES, 0.1, 30.0, 30.0, False, False, False)
@@ -155,6 +181,7 @@ def check_step_options(
     retry_on_timeout: bool,
     ephemeral: bool,
     at_most_once: bool,
+    rollback: Callable[..., object] | None = None,
 ) -> StepOptions:
     """The options as they will be used.
 
@@ -182,10 +209,12 @@ def check_step_options(
         check_flag(retry_on_timeout, "retry_on_timeout"),
         check_flag(ephemeral, "ephemeral"),
         check_flag(at_most_once, "at_most_once"),
+        rollback,
     )
 
 
-def _is_async(fn: Callable[..., object]) -> bool:
+def is_coroutine_function(fn: Callable[..., object]) -> bool:
+    """Whether calling it gives a coroutine, also behind `functools.partial` or as an object with `__call__`."""
     if type(fn) is FunctionType and fn.__code__.co_flags & inspect.CO_COROUTINE:
         return True  # the usual case, which costs little here
     target = fn
@@ -207,9 +236,13 @@ def run_step(
         return _Attempts(operation, activation, fn, args, options, converter, None, EntryMetadata()).run()
     node, entry, kind = found
     if kind.output is not None:
+        if options.rollback is not None:
+            _note_undoable(operation, node, options, partial(_decode, operation.name, converter, kind.output))
         return _replay(operation, converter, kind.output)
     metadata = activation.history.metadata(entry.id) or EntryMetadata()
     if metadata.status is EntryStatus.COMPLETED:
+        if options.rollback is not None:
+            _note_undoable(operation, node, options, partial(_decode, operation.name, converter, None))
         return _replay(operation, converter, None)
     if metadata.status is EntryStatus.EXHAUSTED:
         return _replay_failure(activation, _recorded_failure(activation, operation.name, entry, kind, metadata))
@@ -217,11 +250,24 @@ def run_step(
     return _Attempts(operation, activation, fn, args, options, converter, node, metadata).run()
 
 
+def _note_undoable(operation: Operation, node: Node, options: StepOptions, output: Callable[[], Any]) -> None:
+    """A completed step can be undone; where the function is run for its handlers only, it says by what."""
+    operation.scope.can_be_undone = True
+    collected = operation.scope.activation.collected
+    if collected is not None:
+        path = (*operation.scope.activation.history.path_of(operation.scope.location), operation.name)
+        collected.append(Compensation(node, operation.name, path, options, output))
+
+
 async def _replay(operation: Operation, converter: Converter | None, output: bytes | None) -> Any:
     await operation.scope.activation.replayed()
+    return _decode(operation.name, converter, output)
+
+
+def _decode(name: str, converter: Converter | None, output: bytes | None) -> Any:
     if converter is None:  # what is only for errors is not made up then
         return None if output is None else decode_value(output)
-    return converter.decode(output, what=f"the recorded result of step {operation.name!r}", root="result")
+    return converter.decode(output, what=f"the recorded result of step {name!r}", root="result")
 
 
 async def _replay_failure(activation: Activation, error: StepError) -> NoReturn:
@@ -285,7 +331,7 @@ class _Attempts:
         self._metadata = metadata
         self._number = metadata.attempts
         self._begun_at_ms = metadata.last_attempt_at_ms
-        self._is_async = _is_async(fn)
+        self._is_async = is_coroutine_function(fn)
 
     async def run(self) -> Any:
         """Call the function, again if it has to be, until its value is recorded, or that it failed for good."""
@@ -342,7 +388,9 @@ class _Attempts:
         activation, metadata, options = self._activation, self._metadata, self._options
         if metadata.attempts > options.max_retries:
             raise await self._give_up("exhausted", self._last_error())
-        while activation.clock.now_ms() < (retry_at_ms := options.retry_at_ms(metadata)):  # wake() may make it due
+        while activation.clock.now_ms() < (
+            retry_at_ms := options.retry_at_ms(metadata.attempts, metadata.last_attempt_at_ms)
+        ):  # wake() may make it due
             await activation.park(Wait(retry_at_ms, wakeable=True), self._operation)
         activation.hold_steps()  # the failure is durable before the next attempt, also without a pause
 
@@ -427,6 +475,9 @@ class _Attempts:
             if data is not None and len(data) + len(last_error.encode()) > activation.user_bytes_max:
                 last_error = None
         self._record(StepEntry(data, last_error))
+        if self._options.rollback is not None:
+            self._operation.scope.can_be_undone = True
+            activation.history.put_detail(self._entry_id(), {"completed": activation.history.next_completion()})
         return value
 
     async def _fail(self, error: Exception) -> None:

@@ -7,6 +7,7 @@
    alternative, to take the version of the process that started the workflow, makes every long-lived one run old code for ever.
 4. Neither commits. A version is durable before the next step function runs and before the next park, so nothing that it led
    to outlives it.
+5. While a workflow is rolled back, its function is run for its handlers only, and neither records anything.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ async def run_get_version(operation: Operation, latest: int) -> int:
     if found is not None:
         await activation.replayed()
         return found[2].resolved
+    if activation.is_collecting:
+        return 1  # no code that knew this place has passed it
     resolved = 1 if operation.scope.has_recorded_ahead else latest
     operation.create(VersionCheckEntry(resolved, latest))
     activation.hold_steps()
@@ -69,6 +72,8 @@ async def run_removed(operation: Operation, kind: str) -> None:
         if recorded not in (kind, "removed"):
             raise operation.diverged(operation.name, node, f"where the code removed a {kind} with")
     elif kind != "message" or not _pass_over_read(operation):
+        if activation.is_collecting:
+            return
         operation.create(RemovedEntry(kind, operation.name))
         await trio.lowlevel.checkpoint()
         return
