@@ -3,7 +3,8 @@
 1. A workflow's own function is a lane; each branch of a join or race is one more, below the lane that asked for it.
 2. A lane is open until its activation closes or, in a race, until another branch has won. From the moment at which the
    winner is chosen nothing of a loser is recorded, and none of its operations goes on; it is cancelled only once the
-   winner is durable (promise 3). Until then whatever it asks for waits, hence the two steps `OUTRUN` and `SEALED`.
+   winner is durable (promise 3). Until then whatever it asks for waits, hence the two steps `OUTRUN` and `SEALED`. It
+   waits for an event and not for its cancellation alone, which a scope of the user's may hold off (`shield=True`).
 3. What is below a lane shares its fate.
 """
 
@@ -39,10 +40,10 @@ def lane_of(activation: Activation) -> Lane | None:
     return None if current is None or current[0] is not activation else current[1]
 
 
-class _Stand(enum.Enum):
-    OPEN = enum.auto()
-    OUTRUN = enum.auto()
-    SEALED = enum.auto()
+class _Stand(enum.IntEnum):
+    OPEN = 1
+    OUTRUN = 2
+    SEALED = 3
 
 
 class Lane:
@@ -54,13 +55,14 @@ class Lane:
         is_raced: Whether it is a branch of a race, or below one: what it recorded may be taken back.
     """
 
-    __slots__ = ("_below", "_stand", "is_open", "is_parked", "is_raced")
+    __slots__ = ("_below", "_sealed", "_stand", "is_open", "is_parked", "is_raced")
 
     def __init__(self, above: Lane | None = None, *, is_raced: bool = False) -> None:
         self.is_open: bool = True
         self.is_parked: bool = False
         self.is_raced: bool = is_raced or (above is not None and above.is_raced)
-        self._stand = _Stand.OPEN
+        self._stand: _Stand = _Stand.OPEN
+        self._sealed: trio.Event | None = None
         self._below: set[Lane] = set()
         if above is not None:
             above._below.add(self)
@@ -85,8 +87,10 @@ class Lane:
         stack: list[Lane] = [self]
         while stack:
             lane = stack.pop()
-            lane._stand = stand
+            lane._stand = max(lane._stand, stand)  # what an inner race has sealed stays so
             lane.is_open = False
+            if lane._sealed is not None and stand is _Stand.SEALED:
+                lane._sealed.set()
             stack.extend(lane._below)
 
     async def leave(self) -> NoReturn:
@@ -96,5 +100,8 @@ class Lane:
             SuspendSignal: The lane is sealed.
         """
         if self._stand is _Stand.OUTRUN:
-            await trio.sleep_forever()  # the winner, or whatever keeps it from becoming durable, cancels this
+            if self._sealed is None:
+                self._sealed = trio.Event()
+            await self._sealed.wait()
+            await trio.lowlevel.checkpoint_if_cancelled()
         raise SuspendSignal

@@ -171,7 +171,7 @@ class _Loop:
                 )
             answer = await called
         except Exception as error:
-            if self._activation.closing is None and scope.unvisited:
+            if self._activation.closing is None and scope.lane.is_open and scope.unvisited:
                 scope.close(cause=error)
             raise
         finally:

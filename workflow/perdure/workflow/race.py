@@ -114,11 +114,13 @@ class _Race:
             self._lanes[loser].outrun()
         returned = self._record_winner(name)
         fork.hand_over(name)
-        await self._activation.commit()
-        self._activation.offer(returned)
-        for loser in losers:
-            self._lanes[loser].seal()
-            self._scopes[loser].cancel()
+        try:
+            await self._activation.commit()
+            self._activation.offer(returned)
+        finally:  # should the storage fail, the activation is over, and they are to unwind as well
+            for loser in losers:
+                self._lanes[loser].seal()
+                self._scopes[loser].cancel()
 
     def _record_winner(self, winner: str) -> list[Letter]:
         """Record it and forget the losers; what they had read is to be offered once that is durable."""

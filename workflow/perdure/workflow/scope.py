@@ -173,7 +173,7 @@ class Scope:
         """
         if self.activation.closing is not None:
             return call  # which raises the signal; that an earlier one did so too is no forgotten await
-        if not self.lane.is_open:
+        if not self.lane.is_open and not self.is_closed:
             call.close()
             return cast("Coroutine[Any, Any, T]", self.lane.leave())
         if self.activation.is_draining:
@@ -351,7 +351,7 @@ class Operation:
 
     def __enter__(self) -> Operation:
         activation = self.scope.activation
-        if activation.closing is not None or not self.scope.lane.is_open:
+        if activation.closing is not None or not (self.scope.lane.is_open or self.scope.is_closed):
             raise SuspendSignal
         try:
             check_name(self.name, self.operation)
@@ -365,11 +365,11 @@ class Operation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.scope.release()
-        if error is None:
-            return
+        if error is None or not self.scope.lane.is_open:
+            return  # what comes out of a loser's unwinding is nobody's
         if isinstance(error, FaultError):
             self.scope.activation.fault(error)
-        elif _is_cancellation(error) and self.scope.lane.is_open:
+        elif _is_cancellation(error):
             self.scope.activation.note_cancelled(self.name, self.operation)
 
     def find(self, kind: type[KindT], name: str | None = None) -> tuple[Node, Entry, KindT] | None:

@@ -39,12 +39,16 @@ class Wait:
 def merge(waits: Iterable[Wait]) -> Wait:
     """What a workflow waits for whose branches wait for these."""
     deadline_ms: int | None = None
-    names: frozenset[str] | None = frozenset()
+    names: set[str] = set()
+    is_any = False
     for wait in waits:
         if wait.deadline_ms is not None:
             deadline_ms = wait.deadline_ms if deadline_ms is None else min(deadline_ms, wait.deadline_ms)
-        names = None if names is None or wait.names is None else names | wait.names
-    return Wait(deadline_ms, names)
+        if wait.names is None:
+            is_any = True
+        else:
+            names.update(wait.names)
+    return Wait(deadline_ms, None if is_any else frozenset(names))
 
 
 class Parking:
