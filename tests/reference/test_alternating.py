@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dumps import meaning_of
+from dumps import contents_of, meaning_of
 from engines import START_MS, Mail, Position, ReferenceEngine, run_ours
 from harness import Namespace
 from trio.testing import MockClock
 from twins import SCRIPTS, Alarm, Event, Recover, Script, Send
 
 from perdure.storage import encode_value
+from perdure.storage.schema import KIND_NAMES
 from perdure.workflow import RunMode
 
 MakeNamespace = Any
@@ -99,6 +100,14 @@ def alike(position: Position, script: Script) -> dict[str, Any]:
     return meaning
 
 
+def kinds(position: Position) -> dict[str, str]:
+    """The kinds of all entries, by their places as the reference engine writes them."""
+    return {
+        "/".join(part if isinstance(part, str) else f"~{part}" for part in path): KIND_NAMES[type(entry.kind)]
+        for path, entry in contents_of(position.kv).entries.items()
+    }
+
+
 @pytest.mark.parametrize(("name", "word"), cases())
 async def test_engines_that_take_turns_finish_a_workflow_like_one(
     make_namespace: MakeNamespace,
@@ -119,6 +128,7 @@ async def test_engines_that_take_turns_finish_a_workflow_like_one(
         assert (position.state, position.stored_state) == (expected.state, expected.stored_state)
         assert position.mail == expected.mail
         assert alike(position, script) == alike(expected, script)
+        assert theirs.load(position.kv) == kinds(position)
 
 
 @pytest.mark.parametrize("word", ["to", "ot"])

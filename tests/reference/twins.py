@@ -13,6 +13,9 @@ from perdure.workflow import BlockFailure, BlockOk, Break, Context, JoinError, R
 AT_MS = YEAR_2100_S * 1000.0
 """When the sleeps of the workflows below end. A float: an integer of 2**32 and more is a BigInt there, which is no time."""
 
+NOON_MS = AT_MS + 250.0
+"""One that is no whole number of seconds: JavaScript would store those as integers."""
+
 
 @dataclass(frozen=True)
 class Send:
@@ -46,7 +49,7 @@ class Script:
         ends: What it returns at last, or the name of the error that it ends with.
         effects: What its steps do, in order.
         differs: What the engines store otherwise on purpose: paths of entries, or "error".
-        retold: What it may return as well when the reference engine replays it.
+        retold: What it may return as well when the other engine takes over after a death.
     """
 
     fn: Workflow
@@ -219,6 +222,28 @@ async def attempted(ctx: Context, at_ms: float) -> list[Any]:
     return [False, result.kind, result.step_name, result.attempts, error.name, error.message]
 
 
+async def jobs(ctx: Context, at_ms: float) -> list[Any]:
+    job = await ctx.queue.next("job", names=["job"], completable=True)
+    await ctx.step("work", give, f"work on {job.body}", None)
+    await ctx.sleep_until("pause", at_ms / 1000)
+    await job.complete()
+    more = await ctx.queue.next_batch("more", names=["job"], count=2, completable=True)
+    for message in more:
+        await message.complete()
+    await ctx.sleep_until("end", 2 * at_ms / 1000)
+    return [message.body for message in (job, *more)]
+
+
+async def upgraded(ctx: Context, at_ms: float) -> list[Any]:
+    await ctx.step("begin", give, "begin", None)
+    await ctx.sleep_until("pause", at_ms / 1000)
+    await ctx.removed("old wait", "message")
+    version = await ctx.get_version("pricing", 3)
+    seconds = await ctx.now("now")
+    await ctx.sleep_until("end", 2 * at_ms / 1000)
+    return [version, seconds]
+
+
 def _recorded(file: str, *events: Event, effects: tuple[str, ...] = (), ends: Any = None, retold: Any = None) -> Script:
     last = stops_of(file)[-1]["result"]
     if "threw" in last:
@@ -302,5 +327,20 @@ SCRIPTS: dict[str, Script] = {
         (Alarm(), Alarm()),
         [False, "exhausted", "fetch", 2, "Error", "boom 2"],
         ("fetch 1", "fetch 2", "after"),
+    ),
+    "jobs": Script(
+        jobs,
+        AT_MS,
+        (Send(("job", 1)), Send(("job", 2), ("job", 3)), Alarm(), Alarm()),
+        [1, 2, 3],
+        ("work on 1",),
+    ),
+    "upgraded": Script(
+        upgraded,
+        NOON_MS,
+        (Alarm(), Alarm()),
+        [3, NOON_MS / 1000],
+        ("begin",),
+        retold=[3, NOON_MS / 1000 + 1],  # a second passes until the other engine is there
     ),
 }

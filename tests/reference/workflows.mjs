@@ -268,6 +268,27 @@ async function attempted(ctx, at, world) {
 	return [ok, failure.kind, failure.stepName, failure.attempts, failure.error.name, failure.error.message];
 }
 
+async function jobs(ctx, at, world) {
+	const job = await ctx.queue.next("job", { names: ["job"], completable: true });
+	await ctx.step("work", did(world, `work on ${job.body}`));
+	await ctx.sleepUntil("pause", at);
+	await job.complete();
+	const more = await ctx.queue.nextBatch("more", { names: ["job"], count: 2, completable: true });
+	for (const message of more) await message.complete();
+	await ctx.sleepUntil("end", 2 * at);
+	return [job, ...more].map((message) => message.body);
+}
+
+async function upgraded(ctx, at, world) {
+	await ctx.step("begin", did(world, "begin"));
+	await ctx.sleepUntil("pause", at);
+	await ctx.removed("old wait", "message");
+	const version = await ctx.getVersion("pricing", 3);
+	const seconds = await ctx.step("now", async () => Date.now() / 1000);
+	await ctx.sleepUntil("end", 2 * at);
+	return [version, seconds];
+}
+
 const within = (ctx, _, world) =>
 	ctx.join("outer", {
 		raced: {
@@ -427,6 +448,8 @@ export const WORKFLOWS = {
 	lost,
 	block,
 	attempted,
+	jobs,
+	upgraded,
 	within,
 	describe,
 	carry,
