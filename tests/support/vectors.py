@@ -16,7 +16,7 @@ from typing import Any
 from dumps import Dump
 
 from perdure.storage import decode_value, layout
-from perdure.workflow import Break, Context, Continue, CriticalError, StepFailure, current_step
+from perdure.workflow import Break, Context, Continue, CriticalError, RollbackContext, StepFailure, current_step
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 
@@ -172,6 +172,22 @@ async def refuse(name: str, message: str) -> None:
     raise CriticalError(message)
 
 
+def undo(name: str) -> Callable[[RollbackContext, Any], Awaitable[None]]:
+    """A rollback handler: notes its effect."""
+
+    async def handler(ctx: RollbackContext, output: Any) -> None:
+        effects.append(f"undo {name} {output}")
+
+    return handler
+
+
+async def rollback(ctx: Context, _: object) -> None:
+    await ctx.rollback_checkpoint("billing")
+    await ctx.step("reserve", give, "reserve", "r1", rollback=undo("reserve"))
+    await ctx.step("charge", give, "charge", "c1", rollback=undo("charge"))
+    await ctx.step("ship", refuse, "ship", "out of stock")
+
+
 async def tried(ctx: Context, _: object) -> dict[str, Any]:
     result = await ctx.try_step("charge", refuse, "charge", "declined", max_retries=0)
     assert isinstance(result, StepFailure)
@@ -189,6 +205,7 @@ WORKFLOWS: dict[str, Workflow] = {
     "migrate": migrate,
     "join": join,
     "race": race,
+    "rollback": rollback,
     "tried": tried,
 }
 """By the name of their recording."""
@@ -207,6 +224,7 @@ EFFECTS: dict[str, list[list[str]]] = {
     "migrate": [[]],
     "join": [[], []],
     "race": [[]],
+    "rollback": [[]],
     "tried": [[]],
 }
 """What runs after resuming each stop."""
