@@ -100,6 +100,11 @@ def alike(position: Position, script: Script) -> dict[str, Any]:
     return meaning
 
 
+def in_order(script: Script, effects: tuple[str, ...]) -> list[str]:
+    """The effects, in the order in which they took place if that is decided."""
+    return sorted(effects) if script.is_concurrent else list(effects)
+
+
 def kinds(position: Position) -> dict[str, str]:
     """The kinds of all entries, by their places as the reference engine writes them."""
     return {
@@ -123,9 +128,11 @@ async def test_engines_that_take_turns_finish_a_workflow_like_one(
     positions = await play(engines, script, word)
     alone = await play(engines, script, "t" * len(word))
     assert positions[-1].result == script.ends
-    assert sorted(positions[-1].effects) == sorted(script.effects), "branches take effect in any order"
+    assert in_order(script, positions[-1].effects) == in_order(script, script.effects)
     for position, expected in zip(positions, alone, strict=True):
-        assert (position.state, position.stored_state) == (expected.state, expected.stored_state)
+        assert position.stored_state == expected.stored_state
+        if position.stored_state != "rolling_back":  # a failed handler is raised there, and retried in good time here
+            assert position.state == expected.state
         assert position.mail == expected.mail
         assert alike(position, script) == alike(expected, script)
         assert theirs.load(position.kv) == kinds(position)

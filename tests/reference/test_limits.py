@@ -15,7 +15,7 @@ import pytest
 from engines import START_MS, WORKFLOW_ID, Mail, Position, ReferenceEngine, run_ours
 from harness import Host, MovableClock, Namespace
 from trio.testing import MockClock
-from vectors import WORKFLOWS, Workflow, effects, give
+from vectors import WORKFLOWS, Workflow, effects, give, refuse, undo
 
 from perdure.storage import Batch, TaggedValue, encode_value, layout
 from perdure.workflow import Break, Context, CriticalError, StepError, WorkflowCancelledError, run_workflow
@@ -208,6 +208,31 @@ async def test_a_tagged_value_can_make_a_workflow_unreadable_there(
     position = (await ours(START, unreadable)).writes[-2]
     assert theirs.run(position, "unreadable", None).state == "threw"
     assert (await ours(position, unreadable)).result == TaggedValue(29, 5)
+
+
+async def hidden(ctx: Context, _: object) -> None:
+    async def branch(inner: Context) -> None:
+        await inner.step("within", give, "within", 2, rollback=undo("within"))
+
+    await ctx.rollback_checkpoint("start")
+    await ctx.step("first", give, "first", 1, rollback=undo("first"))
+    await ctx.join("both", {"a": branch})
+    await ctx.try_step("caught", refuse, "caught", "declined", max_retries=0)
+    await ctx.step("last", give, "last", 3, rollback=undo("last"))
+    raise CriticalError("no seats")
+
+
+async def test_rollback_there_passes_over_branches_and_ends_at_a_failure_that_was_caught(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S35: handlers that it does not find do not run, and the workflow ends as failed all the same."""
+    done = await ours(START, hidden)
+    forward = ("first", "within", "caught", "last")
+    assert done.effects == (*forward, "undo last 3", "undo within 2", "undo first 1")
+    cut = next(write for write in done.writes if write.stored_state == "rolling_back")
+    there = theirs.run(cut, "hidden", None)
+    assert (there.stored_state, there.effects) == ("failed", (*forward, "undo first 1"))
+    assert theirs.run(START, "hidden", None).effects == (*forward, "undo first 1")
 
 
 # What both keep to.

@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vectors import SENT_AT_MS as START_MS
-from vectors import WORKFLOWS, YEAR_2100_S, Error, Workflow, effects, give, input_of, plain, refuse, stops_of
+from vectors import WORKFLOWS, YEAR_2100_S, Error, Workflow, effects, give, input_of, plain, refuse, stops_of, undo
 
-from perdure.workflow import BlockFailure, BlockOk, Break, Context, JoinError, RaceError, StepError, StepFailure
+from perdure.workflow import (
+    BlockFailure,
+    BlockOk,
+    Break,
+    Context,
+    CriticalError,
+    JoinError,
+    RaceError,
+    RollbackContext,
+    StepError,
+    StepFailure,
+)
 
 AT_MS = YEAR_2100_S * 1000.0
 """When the sleeps of the workflows below end. A float: an integer of 2**32 and more is a BigInt there, which is no time."""
@@ -35,7 +46,11 @@ class Recover:
     """The failed workflow is made runnable again before the next run."""
 
 
-Event = Send | Alarm | Recover
+class Again:
+    """Nothing: the workflow is to be run again at once."""
+
+
+Event = Send | Alarm | Recover | Again
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,7 @@ class Script:
         events: What happens between one run and the next; there is one run more than events.
         ends: What it returns at last, or the name of the error that it ends with.
         effects: What its steps do, in order.
+        is_concurrent: Whether they may do it in another order.
         differs: What the engines store otherwise on purpose: paths of entries, or "error".
         retold: What it may return as well when the other engine takes over after a death.
     """
@@ -57,6 +73,7 @@ class Script:
     events: tuple[Event, ...] = ()
     ends: Any = None
     effects: tuple[str, ...] = ()
+    is_concurrent: bool = False
     differs: tuple[tuple[str | int, ...] | Literal["error"], ...] = ()
     retold: Any = None
 
@@ -244,13 +261,34 @@ async def upgraded(ctx: Context, at_ms: float) -> list[Any]:
     return [version, seconds]
 
 
-def _recorded(file: str, *events: Event, effects: tuple[str, ...] = (), ends: Any = None, retold: Any = None) -> Script:
+async def saga(ctx: Context, at_ms: float) -> None:
+    await ctx.rollback_checkpoint("trip")
+    await ctx.step("flight", give, "flight", 1, rollback=undo("flight"))
+    await ctx.sleep_until("pause", at_ms / 1000)
+    await ctx.step("hotel", give, "hotel", 2, rollback=undo("hotel"))
+    await ctx.sleep_until("end", 2 * at_ms / 1000)
+    await ctx.step("car", give, "car", 3, rollback=undo("car"))
+    raise CriticalError("no seats")
+
+
+async def stubborn(ctx: Context, _: object) -> None:
+    async def undo_second(ctx: RollbackContext, output: int) -> None:
+        await flaky("undo second", 1)
+
+    await ctx.rollback_checkpoint("start")
+    await ctx.step("first", give, "first", 1, rollback=undo("first"))
+    await ctx.step("second", give, "second", 2, rollback=undo_second, retry_backoff_base=0.001)
+    await ctx.step("third", give, "third", 3, rollback=undo("third"))
+    raise CriticalError("no seats")
+
+
+def _recorded(file: str, *events: Event, ends: Any = None, **fields: Any) -> Script:
     last = stops_of(file)[-1]["result"]
     if "threw" in last:
         ends = last["threw"]["name"]
     elif "output" in last:
         ends = plain(last["output"])
-    return Script(WORKFLOWS[file], input_of(file), events, ends, effects, retold=retold)
+    return Script(WORKFLOWS[file], input_of(file), events, ends, **fields)
 
 
 _TRIED = {"kind": "critical", "message": "declined", "attempts": 1}
@@ -265,9 +303,10 @@ SCRIPTS: dict[str, Script] = {
     "values": _recorded("values", effects=_VALUES),
     "errmeta": _recorded("errmeta"),
     "migrate": _recorded("migrate", effects=("price",)),
-    "join": _recorded("join", Send(("posts", ["p1", "p2"])), effects=("get", "one", "two")),
+    "join": _recorded("join", Send(("posts", ["p1", "p2"])), effects=("get", "one", "two"), is_concurrent=True),
     "race": _recorded("race", effects=("work",)),
     "tried": _recorded("tried", effects=("charge",), retold={**_TRIED, "kind": "exhausted"}),
+    "rollback": _recorded("rollback", effects=("reserve", "charge", "ship", "undo charge c1", "undo reserve r1")),
     "batch": Script(
         batch,
         events=(Send(("a", 1), ("b", [2])), Alarm(), Send(("z", None))),
@@ -307,6 +346,7 @@ SCRIPTS: dict[str, Script] = {
         (Alarm(), Send(("letter", [7]))),
         {"slow": 2, "mail": [7], "none": None, "empty": None},
         ("begin", "nothing", "end"),
+        is_concurrent=True,
     ),
     "partial": Script(
         partial,
@@ -314,12 +354,15 @@ SCRIPTS: dict[str, Script] = {
         (Send(("ready", None)), Alarm()),
         [["bad", "ugly"], "went on"],
         ("good", "bad", "after"),
+        is_concurrent=True,
         # There, what a step becomes while another branch's write is under way is forgotten; the branch's failure is not.
         differs=(("all", "bad", "bad"),),
     ),
     "deadline met": Script(deadline, AT_MS, (Send(("answer", 42)), Alarm()), ["answer", 42, "went on"], ("after",)),
     "deadline missed": Script(deadline, AT_MS, (Alarm(), Alarm()), ["late", "late", "went on"], ("give up", "after")),
-    "lost": Script(lost, AT_MS, (Alarm(), Alarm()), ["RaceError", "went on"], ("a", "after"), (("first", "a", "a"),)),
+    "lost": Script(
+        lost, AT_MS, (Alarm(), Alarm()), ["RaceError", "went on"], ("a", "after"), differs=(("first", "a", "a"),)
+    ),
     "block": Script(block, AT_MS, (Alarm(), Alarm()), ["step", "two", "declined", 3], ("one", "two", "three", "after")),
     "attempted": Script(
         attempted,
@@ -342,5 +385,20 @@ SCRIPTS: dict[str, Script] = {
         [3, NOON_MS / 1000],
         ("begin",),
         retold=[3, NOON_MS / 1000 + 1],  # a second passes until the other engine is there
+    ),
+    "saga": Script(
+        saga,
+        AT_MS,
+        (Alarm(), Alarm()),
+        "CriticalError",
+        ("flight", "hotel", "car", "undo car 3", "undo hotel 2", "undo flight 1"),
+    ),
+    "stubborn": Script(
+        stubborn,
+        events=(Again(),),
+        ends="CriticalError",
+        effects=("first", "second", "third", "undo third 3", "undo second 1", "undo second 2", "undo first 1"),
+        # A handler's failure is its message there, and its class and message here.
+        differs=(("second",),),
     ),
 }

@@ -71,18 +71,16 @@ const race = (ctx, _, world) =>
 		{ name: "fast", run: (branch) => branch.step("work", did(world, "work", "fast")) },
 	]);
 
+const undone = (world, name, value, undo) => ({
+	name,
+	run: did(world, name, value),
+	rollback: undo ?? (async (_, output) => void world.effects.push(`undo ${name} ${output}`)),
+});
+
 async function rollback(ctx, _, world) {
 	await ctx.rollbackCheckpoint("billing");
-	for (const [name, value] of [
-		["reserve", "r1"],
-		["charge", "c1"],
-	]) {
-		await ctx.step({
-			name,
-			run: did(world, name, value),
-			rollback: async (_, output) => world.effects.push(`undo ${name} ${output}`),
-		});
-	}
+	await ctx.step(undone(world, "reserve", "r1"));
+	await ctx.step(undone(world, "charge", "c1"));
 	await ctx.step("ship", fails(world, "ship", new CriticalError("out of stock")));
 }
 
@@ -289,6 +287,36 @@ async function upgraded(ctx, at, world) {
 	return [version, seconds];
 }
 
+async function saga(ctx, at, world) {
+	await ctx.rollbackCheckpoint("trip");
+	await ctx.step(undone(world, "flight", 1));
+	await ctx.sleepUntil("pause", at);
+	await ctx.step(undone(world, "hotel", 2));
+	await ctx.sleepUntil("end", 2 * at);
+	await ctx.step(undone(world, "car", 3));
+	throw new CriticalError("no seats");
+}
+
+async function stubborn(ctx, _, world) {
+	await ctx.rollbackCheckpoint("start");
+	await ctx.step(undone(world, "first", 1));
+	const second = undone(world, "second", 2, flaky(world, "undo second", 1));
+	await ctx.step({ ...second, retryBackoffBase: 1 });
+	await ctx.step(undone(world, "third", 3));
+	throw new CriticalError("no seats");
+}
+
+async function hidden(ctx, _, world) {
+	await ctx.rollbackCheckpoint("start");
+	await ctx.step(undone(world, "first", 1));
+	await ctx.join("both", {
+		a: { run: (branch) => branch.step(undone(world, "within", 2)) },
+	});
+	await ctx.tryStep({ name: "caught", maxRetries: 0, run: fails(world, "caught", new CriticalError("declined")) });
+	await ctx.step(undone(world, "last", 3));
+	throw new CriticalError("no seats");
+}
+
 const within = (ctx, _, world) =>
 	ctx.join("outer", {
 		raced: {
@@ -450,6 +478,9 @@ export const WORKFLOWS = {
 	attempted,
 	jobs,
 	upgraded,
+	saga,
+	stubborn,
+	hidden,
 	within,
 	describe,
 	carry,

@@ -5,6 +5,7 @@ tests/reference does this with the reference engine itself; here its writes are 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from perdure.storage.schema import (
     encode_entry,
     encode_metadata,
 )
-from perdure.workflow import Context, RunMode, StepError, WorkflowFailedError, WorkflowState
+from perdure.workflow import Context, RollbackContext, RunMode, StepError, WorkflowFailedError, WorkflowState
 from perdure.workflow.history import History
 
 calls: list[str] = []
@@ -142,3 +143,36 @@ async def test_a_race_that_stopped_between_a_result_and_its_winner_is_won_by_tha
         assert set(after) == {("first",)}, "what the others had recorded is forgotten, as after every race"
         assert after["first",].data["winner"] == "fast"
     assert calls == ["begin"]
+
+
+async def test_steps_that_completed_there_are_rolled_back_in_their_turn(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S16, S35: those have a time of completion, and no number."""
+
+    def undo(name: str) -> Callable[[RollbackContext, Any], Awaitable[None]]:
+        async def handler(ctx: RollbackContext, output: object) -> None:
+            calls.append(f"undo {name}")
+
+        return handler
+
+    async def saga(ctx: Context, _: object) -> None:
+        await ctx.rollback_checkpoint("start")
+        for name in ("first", "second", "third", "fourth"):
+            await ctx.step(name, note, name, rollback=undo(name))
+            await ctx.sleep(f"after {name}", 1)
+        raise ValueError("no")
+
+    async with host(namespace, mode) as process:
+        for name in ("first", "second", "third", "fourth"):
+            await process.stop(saga)
+            if name in ("second", "third"):  # as if the reference engine had made this run
+                await process.restart()
+                driver = await namespace.driver()
+                entry = (await namespace.entries())[name,]
+                await driver.batch(Batch(deletes=[layout.detail_key(entry.id)]))
+                await process.restart()
+            await process.advance(1)
+        with pytest.raises(WorkflowFailedError, match="no"):
+            await process.finish(saga)
+    assert calls[4:] == ["undo fourth", "undo third", "undo second", "undo first"]

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from perdure.storage.schema import EntryMetadata
@@ -45,13 +47,25 @@ async def collect(activation: Activation, function: Callable[[Context, Any], Awa
 
 
 def _in_order(history: History, collected: list[Compensation]) -> list[Compensation]:
-    """What is not undone yet, last completed first. The reference engine knows no sequence but the time."""
-    keyed: list[tuple[tuple[int, int, int], Compensation]] = []
-    for index, compensation in enumerate(collected):
+    """What is not undone yet, last completed first.
+
+    The reference engine gives its steps no number, only a time: they come after the numbered ones that had completed then.
+    """
+    found: list[tuple[int, int, bool]] = []
+    for compensation in collected:
         metadata = history.metadata(compensation.entry_id) or EntryMetadata()
-        if metadata.rollback_completed_at_ms is None:
-            sequence = history.detail(compensation.entry_id).get("completed", 0)
-            keyed.append(((sequence, metadata.completed_at_ms or 0, index), compensation))
+        sequence = history.detail(compensation.entry_id).get("completed", 0)
+        found.append((sequence, metadata.completed_at_ms or 0, metadata.rollback_completed_at_ms is None))
+    numbered = sorted((completed_at_ms, sequence) for sequence, completed_at_ms, _ in found if sequence)
+    times = [completed_at_ms for completed_at_ms, _ in numbered]
+    latest = [0, *accumulate((sequence for _, sequence in numbered), max)]
+    keyed: list[tuple[tuple[int, int, int], Compensation]] = []
+    for index, (sequence, completed_at_ms, is_due) in enumerate(found):
+        if is_due:
+            key = (
+                (sequence, 0, 0) if sequence else (latest[bisect_right(times, completed_at_ms)], completed_at_ms, index)
+            )
+            keyed.append((key, collected[index]))
     keyed.sort(key=lambda pair: pair[0], reverse=True)
     return [compensation for _, compensation in keyed]
 
