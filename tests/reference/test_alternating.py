@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dumps import contents_of, meaning_of
+from dumps import contents_of, meaning_of, same_bytes
 from engines import START_MS, Mail, Position, ReferenceEngine, run_ours
 from harness import Namespace
 from trio.testing import MockClock
@@ -135,6 +135,8 @@ async def test_engines_that_take_turns_finish_a_workflow_like_one(
             assert position.state == expected.state
         assert position.mail == expected.mail
         assert alike(position, script) == alike(expected, script)
+        if not script.differs:
+            same_bytes(position.kv, expected.kv)
         assert theirs.load(position.kv) == kinds(position)
 
 

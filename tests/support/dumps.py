@@ -11,13 +11,13 @@ What is compared is all that lies under the reference's own keys (1 to 4). This,
    and `None` as an output may be absent.
 
 `same_bytes` undoes as little as it must: with ids, locations, times and the deadlines of point 2 taken from the other side,
-each entry and each metadata must encode to the other side's bytes, unless its value holds a CBOR map (their maps have 16-bit
-lengths, which nobody else writes), a byte string (theirs are tagged) or `None`.
+each entry and each metadata must encode to the other side's bytes. So are user values that hold a CBOR map (their maps have
+16-bit lengths, which nobody else writes), a byte string (theirs are tagged) or are `None`; all others must be the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -187,14 +187,13 @@ def same_bytes(ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> se
     here, there = contents_of(ours), contents_of(theirs)
     compared: set[str] = set()
     assert {name.encode() for name in here.names} == {name.encode() for name in there.names}
-    compared.add("name")
+    if here.names:
+        compared.add("name")
     assert here.entries.keys() == there.entries.keys()
     for path, entry in here.entries.items():
         their = there.entries[path]
         assert len(entry.id) == len(their.id) == 36, "ids are UUIDs"
-        if any(_is_spelled_otherwise(data) for data in (*_user_data(entry.kind), *_user_data(their.kind))):
-            continue
-        kind = entry.kind
+        kind = _with_their_spelling(entry.kind, their.kind)
         if isinstance(kind, SleepEntry) and isinstance(their.kind, SleepEntry) and _is_read_deadline(path):
             kind = SleepEntry(their.kind.deadline_ms, kind.state)
         key = layout.entry_key(their.location)
@@ -213,19 +212,36 @@ def same_bytes(ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> se
     return compared
 
 
-def _user_data(kind: EntryKind) -> Iterator[bytes]:
-    """The user values in an entry."""
-    match kind:
-        case StepEntry(output=bytes() as output):
-            yield output
-        case LoopEntry():
-            yield from (kind.state,) if kind.output is None else (kind.state, kind.output)
-        case MessageEntry():
-            yield kind.body
-        case JoinEntry(branches=branches) | RaceEntry(branches=branches):
-            yield from (branch.output for branch in branches.values() if branch.output is not None)
+def _with_their_spelling(kind: EntryKind, their: EntryKind) -> EntryKind:
+    """The content of an entry, with the other side's bytes for user values that it writes in another form."""
+    match kind, their:
+        case StepEntry(), StepEntry():
+            return StepEntry(_spelled(kind.output, their.output), kind.error)
+        case LoopEntry(), LoopEntry():
+            state = _spelled(kind.state, their.state)
+            assert state is not None, "a loop has a state"
+            return LoopEntry(state, kind.iteration, _spelled(kind.output, their.output))
+        case MessageEntry(), MessageEntry():
+            body = _spelled(kind.body, their.body)
+            assert body is not None, "a message has a body"
+            return MessageEntry(kind.name, body)
+        case JoinEntry(), JoinEntry():
+            return JoinEntry(_spelled_branches(kind.branches, their.branches))
+        case RaceEntry(), RaceEntry():
+            return RaceEntry(kind.winner, _spelled_branches(kind.branches, their.branches))
         case _:
-            pass
+            return kind
+
+
+def _spelled_branches(ours: Mapping[str, Branch], theirs: Mapping[str, Branch]) -> dict[str, Branch]:
+    return {
+        name: Branch(branch.status, _spelled(branch.output, theirs[name].output), branch.error)
+        for name, branch in ours.items()
+    }
+
+
+def _spelled(ours: bytes | None, theirs: bytes | None) -> bytes | None:
+    return theirs if any(data is not None and _is_spelled_otherwise(data) for data in (ours, theirs)) else ours
 
 
 def _is_spelled_otherwise(data: bytes) -> bool:
