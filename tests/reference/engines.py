@@ -5,13 +5,15 @@
 2. The reference engine keeps no messages in a namespace, its host does. So a position holds them apart; for a run of ours
    they are put into the mailbox, and what is left of them is taken out again, mailbox keys included. Whoever moves a workflow
    from one engine's host to the other's must do the same.
-3. The node process is asked one thing at a time and remembers nothing (driver.mjs).
+3. The node process is asked one thing at a time and remembers nothing (driver.mjs). It runs copies of the .mjs files, since
+   node looks for packages beside the file that imports them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,9 +138,17 @@ def _stored(position: Position, stored: dict[str, Any]) -> Position:
 def reference_engine() -> Iterator[ReferenceEngine]:
     """Start the reference engine; it ends with the block."""
     assert (INSTALLED / "node_modules").is_dir(), "the reference engine is not installed; run `make reference`"
-    command = [os.environ.get("PERDURE_NODE", "node"), "driver.mjs"]
+    for source in Path(__file__).parent.glob("*.mjs"):
+        copy = INSTALLED / f"{source.name}.{os.getpid()}"  # other test processes do the same
+        shutil.copyfile(source, copy)
+        copy.replace(INSTALLED / source.name)
     with subprocess.Popen(
-        command, cwd=INSTALLED, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        ["node", "driver.mjs"],
+        cwd=INSTALLED,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     ) as process:
         yield ReferenceEngine(process)
         assert process.stdin is not None, "it is a pipe"
