@@ -134,6 +134,13 @@ async def recovered(ctx: Context, _: object) -> int:
     return await ctx.step("fetch", flaky, "fetch", 2, max_retries=1, retry_backoff_base=0.001)
 
 
+async def twice(ctx: Context, _: object) -> list[int]:
+    return [
+        await ctx.step("a", flaky, "a", 1, max_retries=0),
+        await ctx.step("b", flaky, "b", 1, max_retries=0),
+    ]
+
+
 NAMES = ("naïve ✓", "漢字", "مرحبا", "🎉", "q:count", "a/b", "~0", "x" * 300)
 
 
@@ -338,6 +345,13 @@ SCRIPTS: dict[str, Script] = {
         effects=("before", "fetch 1", "fetch 2", "fetch 3"),
         # The wording of an exhausted step's error; and their recover() keeps the text of the attempt that failed before it.
         differs=("error", ("fetch",)),
+    ),
+    "twice": Script(
+        twice,
+        events=(Recover(), Recover()),
+        ends=[2, 2],
+        effects=("a 1", "a 2", "b 1", "b 2"),
+        differs=("error", ("a",), ("b",)),
     ),
     "names": Script(names, AT_MS, (Alarm(),), None, (*NAMES, "last")),
     "fan": Script(

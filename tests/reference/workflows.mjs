@@ -167,6 +167,11 @@ async function recovered(ctx, _, world) {
 	return ctx.step({ name: "fetch", maxRetries: 1, retryBackoffBase: 1, run: flaky(world, "fetch", 2) });
 }
 
+const twice = async (ctx, _, world) => [
+	await ctx.step({ name: "a", maxRetries: 0, run: flaky(world, "a", 1) }),
+	await ctx.step({ name: "b", maxRetries: 0, run: flaky(world, "b", 1) }),
+];
+
 async function names(ctx, at, world) {
 	for (const name of ["naïve ✓", "漢字", "مرحبا", "🎉", "q:count", "a/b", "~0", "x".repeat(300)]) {
 		await ctx.step(name, did(world, name));
@@ -468,6 +473,7 @@ export const WORKFLOWS = {
 	empty,
 	exhausted,
 	recovered,
+	twice,
 	names,
 	fan,
 	partial,

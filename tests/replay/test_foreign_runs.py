@@ -110,6 +110,40 @@ async def test_a_workflow_of_ours_that_failed_there_can_be_recovered(
     assert calls == ["fetch", "fetch"]
 
 
+async def test_causes_of_an_earlier_failure_are_not_taken_for_those_of_one_there(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S16, S36: the reference engine recovers a workflow without touching our keys, and may fail it by another step."""
+
+    async def failing(ctx: Context, _: object) -> str:
+        await ctx.step("note", note, "noted", max_retries=0)
+        raise ValueError("not because of a step")
+
+    async with host(namespace, mode) as process:
+        with pytest.raises(WorkflowFailedError, match="not because"):
+            await process.stop(failing)
+        await process.restart()
+        calls.clear()
+        driver = await namespace.driver()
+        history = await History.load(process.workflow_id, driver)
+        assert history.failure_causes == []
+        (entry,) = history.entries()
+        metadata = history.metadata(entry.id)
+        assert metadata is not None
+        metadata.status, metadata.error = EntryStatus.EXHAUSTED, "TypeError: boom"
+        puts = {
+            layout.entry_key(entry.location): encode_entry(entry._replace(kind=StepEntry(None, metadata.error))),
+            layout.metadata_key(entry.id): encode_metadata(metadata),
+            layout.ERROR_KEY: encode_value({"name": "StepExhaustedError", "message": "boom"}),
+        }
+        await driver.batch(Batch(puts=list(puts.items())))
+        await process.restart()
+        await process.control("recover")
+        with pytest.raises(WorkflowFailedError, match="not because"):
+            await process.stop(failing)
+    assert calls == ["noted"], "the step ran again"
+
+
 async def test_a_race_that_stopped_between_a_result_and_its_winner_is_won_by_that_result(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:

@@ -136,7 +136,7 @@ ATTRIBUTES_KEY: Final = pack((_OWN, 8))
 PARENT_KEY: Final = pack((_OWN, 9))
 """CBOR of the parent workflow's reference."""
 FAILURE_CAUSES_KEY: Final = pack((_OWN, 10))
-"""CBOR list of the ids of the entries that caused the failure."""
+"""CBOR map: `entries`, the ids of the entries that caused the failure; `error`, 8 bytes of SHA-256 of the error's value."""
 FORMAT_VERSION_KEY: Final = pack((_OWN, 11))
 """u64: the version of this layout."""
 

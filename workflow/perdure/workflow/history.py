@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from typing import Any, Final, cast
 
 from perdure.storage import Driver, decode_value, encode_value, layout
@@ -78,6 +79,19 @@ class Node:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+def _digest(error: bytes) -> bytes:
+    return sha256(error).digest()[:8]
+
+
+def _causes_of(error: bytes | None, stored: Any) -> list[str] | None:
+    """The stored causes, if they are those of this error: the reference engine leaves them there when it stores another."""
+    match stored:
+        case {"error": bytes(digest), "entries": list()}:
+            return list(stored["entries"]) if error is not None and digest == _digest(error) else None
+        case _:
+            raise DecodeError("the causes of the workflow's failure are not what their format says")
 
 
 class History:
@@ -205,7 +219,7 @@ class History:
         if (version := fields.get(layout.FORMAT_VERSION_KEY)) is not None:
             self.format_version = layout.decode_u64(version)
         if (causes := fields.get(layout.FAILURE_CAUSES_KEY)) is not None:
-            self.failure_causes = list(decode_value(causes))
+            self.failure_causes = _causes_of(self.error, decode_value(causes))
 
     # Names and places.
 
@@ -425,7 +439,8 @@ class History:
         self.failure_causes = causes
         self.pending.put(layout.ERROR_KEY, data)
         if causes is not None:
-            self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(causes))
+            stored = {"error": _digest(data), "entries": causes}
+            self.pending.put(layout.FAILURE_CAUSES_KEY, encode_value(stored))
 
     def clear_error(self) -> None:
         """Forget the error and its causes."""
