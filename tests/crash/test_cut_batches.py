@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness import Crash, CrashingDriver, Host, MovableClock, Namespace, crashes
+from harness import Crash, Host, MovableClock, Namespace, crashes
 from trio.testing import MockClock
 
-from perdure.storage import MemoryDriver
+from perdure.storage import Driver, MemoryDriver
 from perdure.workflow import Break, Context, Continue, RunMode, send_message
 from perdure.workflow.activation import Activation
 
@@ -22,10 +22,8 @@ class CutNamespace(Namespace):
         super().__init__("memory", directory)
         self._data = dict(data)
 
-    async def driver(self) -> CrashingDriver:
-        if self._driver is None:
-            self._driver = CrashingDriver(MemoryDriver(self._data, atomic_batch=False))
-        return self._driver
+    async def open_driver(self) -> Driver:
+        return MemoryDriver(self._data, atomic_batch=False)
 
 
 async def reader(ctx: Context, _: None) -> list[Any]:

@@ -9,16 +9,15 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import trio
-from harness import DriverKind, MovableClock
+from harness import DriverKind, MovableClock, scheduled
 
 from perdure.actors import Supervisor, open_supervisor
 from perdure.storage import (
@@ -36,18 +35,6 @@ from perdure.storage import (
 __all__ = ["Disk", "WatchedDriver", "WatchedStore", "When", "scheduled"]
 
 When = Literal["before", "after"]
-
-
-@contextmanager
-def scheduled(seed: int) -> Iterator[None]:
-    """Trio runs what is runnable in random order; inside, in the same one each time, so that writes can be numbered."""
-    from trio._core import _run
-
-    before, _run._r = _run._r, random.Random(seed)
-    try:
-        yield
-    finally:
-        _run._r = before
 
 
 class WatchedStore:

@@ -5,14 +5,14 @@
 2. A `Host` does for one workflow what a process would, in yield or in live mode, in virtual time. `stop` is the common
    ground of both: run until the workflow has ended or waits.
 3. `crashes` runs a scenario once without a crash, counts its writes, and again for every write with the process dying
-   just before it and just after it; explored equals counted.
+   just before it and just after it; explored equals counted. Writes are counted over the restarts of a scenario's own.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -55,6 +55,18 @@ class SimulatedCrashError(BaseException):
     """The process died here. A `BaseException`: nothing in the engine or in a workflow may handle it as an error."""
 
 
+@contextmanager
+def scheduled(seed: int) -> Iterator[None]:
+    """Trio runs what is runnable in random order; inside, in the same one each time, so that writes can be numbered."""
+    from trio._core import _run
+
+    before, _run._r = _run._r, random.Random(seed)
+    try:
+        yield
+    finally:
+        _run._r = before
+
+
 class CrashingDriver:
     """A driver that counts writes and can die before or after one of them; dead, it lets nothing through.
 
@@ -66,6 +78,7 @@ class CrashingDriver:
         self.writes = 0
         self.is_dead = False
         self.die_at: tuple[int, Literal["before", "after"]] | None = None
+        self.has_crashed = False
         self.batches: list[Batch] = []
         self.on_write: Callable[[], Awaitable[None]] | None = None
 
@@ -85,16 +98,19 @@ class CrashingDriver:
         if self.is_dead:
             raise SimulatedCrashError
 
+    def _crash(self) -> NoReturn:
+        self.has_crashed = True
+        self.die()
+        raise SimulatedCrashError
+
     async def _write(self, write: Callable[[], Awaitable[None]]) -> None:
         self._check()
         if self.die_at == (self.writes, "before"):
-            self.die()
-            raise SimulatedCrashError
+            self._crash()
         await write()
         self.writes += 1
         if self.die_at == (self.writes - 1, "after"):
-            self.die()
-            raise SimulatedCrashError
+            self._crash()
         if self.on_write is not None:
             await self.on_write()
 
@@ -181,7 +197,12 @@ class FaultyDriver:
 
 
 class Namespace:
-    """The bytes of one workflow, in memory or in a SQLite file."""
+    """The bytes of one workflow, in memory or in a SQLite file.
+
+    Attributes:
+        writes: How many writes the drivers that are closed by now made.
+        has_crashed: Whether one of them died as `die_at` had told it to.
+    """
 
     def __init__(self, kind: DriverKind, directory: Path, *, durability: Durability = "full") -> None:
         self.kind = kind
@@ -189,7 +210,9 @@ class Namespace:
         self._path = directory / f"workflow-{next(_numbers)}.sqlite"
         self._data: dict[bytes, bytes] = {}
         self._driver: CrashingDriver | None = None
+        self._die_at: tuple[int, Literal["before", "after"]] | None = None
         self.writes = 0
+        self.has_crashed = False
 
     @property
     def path(self) -> Path:
@@ -199,15 +222,29 @@ class Namespace:
     async def driver(self) -> CrashingDriver:
         """The driver in use, opened if there is none."""
         if self._driver is None:
-            inner: Driver
-            if self.kind == "memory":
-                inner = MemoryDriver(self._data)
-            else:
-                inner = await SqliteDriver.open(
-                    self._path, create=not self._path.exists(), durability=self._durability, commit_in="inline"
-                )
-            self._driver = CrashingDriver(inner)
+            self._driver = CrashingDriver(await self.open_driver())
+            if self._die_at is not None:
+                write, when = self._die_at
+                self._driver.die_at = (write - self.writes, when)
         return self._driver
+
+    async def open_driver(self) -> Driver:
+        """Open a driver on the bytes."""
+        if self.kind == "memory":
+            return MemoryDriver(self._data)
+        return await SqliteDriver.open(
+            self._path, create=not self._path.exists(), durability=self._durability, commit_in="inline"
+        )
+
+    async def die_at(self, write: int, when: Literal["before", "after"]) -> None:
+        """Let the process die at the n-th write from now (from 0), whichever driver makes it; once only."""
+        await self.close()
+        self._die_at = (self.writes + write, when)
+        self.has_crashed = False
+
+    def spare(self) -> None:
+        """Let the process live that was to die at a write, and never made it."""
+        self._die_at = None
 
     async def restart(self) -> CrashingDriver:
         """The process dies, and another opens the namespace."""
@@ -224,6 +261,8 @@ class Namespace:
         """Let nothing through any more, and close."""
         if self._driver is not None:
             self.writes += self._driver.writes
+            if self._driver.has_crashed:
+                self.has_crashed, self._die_at = True, None
             self._driver.die()
             await self._driver.inner.aclose()
             self._driver = None
@@ -435,10 +474,15 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Where a process is to die: at its n-th write (from 0), before or after it is durable."""
+    """Where a process is to die: at its n-th write (from 0), before or after it is durable.
+
+    Attributes:
+        again: Where the one that recovers is to die: at the first write that it makes; `None` if it lives.
+    """
 
     write: int
     when: Literal["before", "after"]
+    again: Literal["before", "after"] | None = None
 
 
 @dataclass
@@ -453,42 +497,60 @@ async def crashes(
     scenario: Callable[[Namespace], Awaitable[Any]],
     make_namespace: Callable[[], Namespace],
     check: Callable[[Any, Namespace, Crash | None], Awaitable[None]],
+    *,
+    is_twice: bool = False,
+    seed: int = 1,
 ) -> Exploration:
     """Run a scenario without a crash, then with one before and after each of its writes, and check each end.
+
+    Up to the crash all is in the same order each time, since branches share batches as the scheduler has it.
 
     Args:
         scenario: Runs a workflow on a namespace to its end and returns what is to be checked. It is called again after a
             crash, on the same bytes, and must carry on as a new process would.
         make_namespace: Makes an empty namespace.
         check: Looks at what the scenario returned and at the namespace; raises if it is not right.
+        is_twice: Explore each crash once more with another one, at the first write of the recovery from it: after that
+            write where the first crash was before its own, and the other way round.
+        seed: Of the scheduler.
     """
     namespace = make_namespace()
-    outcome = await scenario(namespace)
+    with scheduled(seed):
+        outcome = await scenario(namespace)
     await check(outcome, namespace, None)
-    counted = namespace.writes + (namespace._driver.writes if namespace._driver else 0)
     await namespace.close()
+    counted = namespace.writes
     explored: list[Crash] = []
     for write in range(counted):
-        for when in ("before", "after"):
-            crash = Crash(write, when)
+        crash_points = [Crash(write, "before"), Crash(write, "after")]
+        if is_twice:
+            crash_points += [Crash(write, "before", "after"), Crash(write, "after", "before")]
+        for crash in crash_points:
             namespace = make_namespace()
-            driver = await namespace.driver()
-            driver.die_at = (write, when)
-            died = False
-            try:
-                outcome = await scenario(namespace)
-            except BaseException as error:
-                if not _is_crash(error):
-                    raise
-                died = True
-            assert died or driver.is_dead, f"{crash} was never reached"
+            await namespace.die_at(crash.write, crash.when)
+            with scheduled(seed):
+                await _run_to_death(scenario, namespace)
+            await namespace.close()
+            assert namespace.has_crashed, f"{crash} was never reached"
+            if crash.again is not None:
+                await namespace.die_at(0, crash.again)
+                await _run_to_death(scenario, namespace)  # or to the end, where nothing is left to write
+                namespace.spare()
             await namespace.restart()
             outcome = await scenario(namespace)
             await check(outcome, namespace, crash)
             await namespace.close()
             explored.append(crash)
-    assert len(explored) == 2 * counted, "explored equals counted"
+    assert len(explored) == (4 if is_twice else 2) * counted, "explored equals counted"
     return Exploration(counted, explored)
+
+
+async def _run_to_death(scenario: Callable[[Namespace], Awaitable[Any]], namespace: Namespace) -> None:
+    try:
+        await scenario(namespace)
+    except BaseException as error:
+        if not _is_crash(error):
+            raise
 
 
 def _is_crash(error: BaseException) -> bool:
@@ -519,4 +581,5 @@ __all__ = [
     "WorkflowFailedError",
     "crashes",
     "host",
+    "scheduled",
 ]

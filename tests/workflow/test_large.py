@@ -13,7 +13,7 @@ import pytest
 from harness import CrashingDriver, DriverKind, Host, Namespace, host
 from trio.testing import MockClock
 
-from perdure.storage import Batch, commit_batch
+from perdure.storage import Batch, Driver, commit_batch
 from perdure.storage.schema import MailboxMessage
 from perdure.storage.sqlite import SqliteDriver
 from perdure.workflow import Break, Context, Continue, RunMode, WorkflowState
@@ -28,13 +28,12 @@ calls: list[int] = []
 class UnsyncedNamespace(Namespace):
     """A namespace whose file is not synced at every commit: it is the work that is measured here, not the disk."""
 
-    async def driver(self) -> CrashingDriver:
-        if self._driver is None and self.kind == "sqlite":
-            inner = await SqliteDriver.open(
-                self.path, create=not self.path.exists(), commit_in="inline", durability="normal"
-            )
-            self._driver = CrashingDriver(inner)
-        return await super().driver()
+    async def open_driver(self) -> Driver:
+        if self.kind == "memory":
+            return await super().open_driver()
+        return await SqliteDriver.open(
+            self.path, create=not self.path.exists(), commit_in="inline", durability="normal"
+        )
 
 
 @pytest.fixture
