@@ -349,7 +349,9 @@ class Fork:
                 return value
         self.errors[name] = error
         info = _bounded(describe(error), self._share)
-        self._put(name, BranchRecord(BranchStatus.FAILED, None, cut_text(str(info), max(self._share, _LEAST))))
+        record = BranchRecord(BranchStatus.FAILED, None, cut_text(str(info), max(self._share, _LEAST)))
+        self._free += self._share - _size(record)
+        self._put(name, record)
         self._record_detail(name, {"error": info_to_map(info), "causes": causes_of(error)})
         return error
 
