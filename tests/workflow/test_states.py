@@ -35,6 +35,7 @@ FOLLOWING = {
     ("rolling_back", "fail"): "failed",
     ("rolling_back", "cancel"): "cancelled",
     ("failed", "recover"): "pending",
+    **{(state.value, "rewind"): "pending" for state in WorkflowState},
 }
 PAIRS = list(product(WorkflowState, WorkflowEvent))
 
@@ -54,13 +55,13 @@ def test_every_pair_is_either_in_the_table_or_an_error_that_names_both() -> None
         assert state.value in str(caught.value)
         assert event.value in str(caught.value)
         assert isinstance(caught.value, PerdureError)
-    assert refused == 7 * 7 - len(FOLLOWING)
+    assert refused == 7 * 8 - len(FOLLOWING)
 
 
 @pytest.mark.parametrize("event", WorkflowEvent)
-def test_nothing_leads_out_of_a_terminal_state_but_recover(event: WorkflowEvent) -> None:
+def test_nothing_leads_out_of_a_terminal_state_but_recover_and_rewind(event: WorkflowEvent) -> None:
     for state in TERMINAL_STATES:
-        if (state, event) == (WorkflowState.FAILED, WorkflowEvent.RECOVER):
+        if (state, event) == (WorkflowState.FAILED, WorkflowEvent.RECOVER) or event is WorkflowEvent.REWIND:
             continue
         with pytest.raises(InvalidTransitionError):
             next_state(state, event)

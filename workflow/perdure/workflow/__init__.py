@@ -24,6 +24,7 @@ from perdure.workflow.errors import (
     OperationInProgressError,
     QueueTimeoutError,
     RaceError,
+    RewindError,
     RollbackCheckpointError,
     RollbackError,
     StepCriticalError,
@@ -43,6 +44,7 @@ from perdure.workflow.errors import (
 )
 from perdure.workflow.handle import WorkflowHandle
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
+from perdure.workflow.rewind import replay_from_step
 from perdure.workflow.rollback import RollbackContext
 from perdure.workflow.run import run_workflow, send_message, start_workflow
 from perdure.workflow.snapshot import load_snapshot
@@ -100,6 +102,7 @@ __all__ = [
     "RemovableKind",
     "RaceError",
     "RaceResult",
+    "RewindError",
     "RollbackCheckpointError",
     "RollbackContext",
     "RollbackError",
@@ -135,6 +138,7 @@ __all__ = [
     "current_step",
     "definition_of",
     "load_snapshot",
+    "replay_from_step",
     "run_workflow",
     "send_message",
     "start_workflow",

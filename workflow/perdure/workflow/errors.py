@@ -32,6 +32,7 @@ __all__ = [
     "OperationInProgressError",
     "QueueTimeoutError",
     "RaceError",
+    "RewindError",
     "RollbackCheckpointError",
     "RollbackError",
     "StoredValueError",
@@ -307,6 +308,18 @@ class WorkflowEndedError(WorkflowError):
 
     workflow_id: str
     state: str
+
+
+class RewindError(WorkflowError):
+    """The workflow cannot be replayed from there; nothing was changed.
+
+    Attributes:
+        entry_id: The id that was given.
+        found: What is in the way (`a sleep`, `a running step`, ...), or `None` where nothing was found.
+    """
+
+    entry_id: str | None
+    found: str | None
 
 
 class CrashLoopError(WorkflowError):

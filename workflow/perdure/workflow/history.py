@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, cast
 
@@ -361,19 +361,45 @@ class History:
             self._forget(below)
             self.pending.delete_prefix(layout.entry_key((*location, segment)))
 
+    def forget(self, nodes: Iterable[Node]) -> None:
+        """Forget single entries, and all that belongs to them; what is recorded below them is to be forgotten as well."""
+        for node in nodes:
+            entry = node.entry
+            if entry is not None:
+                node.entry = None
+                self.pending.delete(layout.entry_key(entry.location))
+                self._forget_entry(entry)
+
+    def forget_all(self) -> None:
+        """Forget every entry, and all that belongs to them."""
+        for prefix in (
+            layout.HISTORY_PREFIX,
+            layout.METADATA_PREFIX,
+            layout.DETAIL_PREFIX,
+            layout.LOOP_START_PREFIX,
+        ):
+            self.pending.delete_prefix(prefix)
+        self.root = Node()
+        self.open_sleeps.clear()
+        self.open_retries.clear()
+        self.checkpoints.clear()
+        self._loop_starts.clear()
+        self._metadata.clear()
+        self._details.clear()
+
     def _forget(self, top: Node) -> None:
         for node in top.walk():
-            entry = node.entry
-            if entry is None:
-                continue
-            self.open_sleeps.pop(entry.location, None)
-            self.open_retries.pop(entry.id, None)
-            self.checkpoints.discard(entry.location)
-            for iteration in list(self._loop_starts.get(entry.id, ())):
-                self._forget_loop_start(entry.id, iteration)
-            if self._metadata.pop(entry.id, None) is not None:
-                self.pending.delete(layout.metadata_key(entry.id))
-            self.delete_detail(entry.id)
+            if node.entry is not None:
+                self._forget_entry(node.entry)
+
+    def _forget_entry(self, entry: Entry) -> None:
+        self.open_sleeps.pop(entry.location, None)
+        self.open_retries.pop(entry.id, None)
+        self.checkpoints.discard(entry.location)
+        self.forget_loop_starts(entry.id, 0)
+        if self._metadata.pop(entry.id, None) is not None:
+            self.pending.delete(layout.metadata_key(entry.id))
+        self.delete_detail(entry.id)
 
     def loop_start(self, entry_id: str, iteration: int) -> bytes | None:
         """The state that a retained iteration of a loop began with, if it was kept."""
@@ -383,6 +409,12 @@ class History:
         """Keep the state that an iteration began with for as long as the iteration is retained."""
         self._loop_starts.setdefault(entry_id, {})[iteration] = state
         self.pending.put(layout.loop_start_key(entry_id, iteration), state)
+
+    def forget_loop_starts(self, entry_id: str, first: int) -> None:
+        """Forget the states that the iterations from `first` on began with."""
+        for iteration in list(self._loop_starts.get(entry_id, ())):
+            if iteration >= first:
+                self._forget_loop_start(entry_id, iteration)
 
     def _forget_loop_start(self, entry_id: str, iteration: int) -> None:
         if self._loop_starts.get(entry_id, {}).pop(iteration, None) is not None:
@@ -432,6 +464,11 @@ class History:
         self.output = data
         if data is not None:
             self.pending.put(layout.OUTPUT_KEY, data)
+
+    def clear_output(self) -> None:
+        """Forget the result."""
+        self.output = None
+        self.pending.delete(layout.OUTPUT_KEY)
 
     def set_error(self, data: bytes, causes: list[str] | None) -> None:
         """Record the error and the entries that caused it; `None` leaves open which."""

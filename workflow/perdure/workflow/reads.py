@@ -21,10 +21,12 @@ from perdure.storage.schema import Entry, MailboxMessage, MessageEntry, RaceEntr
 from perdure.workflow.history import History, Node, order_of_creation
 
 __all__ = [
+    "HeldMessage",
     "ReadMessage",
     "decode_read",
     "encode_read",
     "finished_reads",
+    "held_messages",
     "messages_below",
     "read_message_ids",
     "with_completed",
@@ -145,6 +147,39 @@ def _is_message(entry: Entry | None) -> bool:
     return entry is not None and isinstance(entry.kind, MessageEntry)
 
 
+class HeldMessage(NamedTuple):
+    """A message that a finished read holds and that was not completed.
+
+    Attributes:
+        read_id: The id of the entry that counts the read's messages.
+        entry: The message's own entry.
+        message: As it was in the mailbox.
+    """
+
+    read_id: str
+    entry: Entry
+    message: MailboxMessage
+
+
+def held_messages(history: History, *tops: Node) -> list[HeldMessage]:
+    """The messages that finished reads in and below these places hold and that were not completed, in the order of reading.
+
+    Raises:
+        DecodeError: A record is damaged.
+    """
+    held: list[HeldMessage] = []
+    for scope in chain.from_iterable(_scopes_below(history, top) for top in tops):
+        for count, nodes in finished_reads(history, scope):
+            for node in nodes:
+                assert node.entry is not None, "messages are recorded"
+                assert count.entry is not None, "and so is their count"
+                message, is_completed = _message_of(cast("MessageEntry", node.entry.kind), f"entry {node.entry.id}")
+                if not is_completed:
+                    held.append(HeldMessage(count.entry.id, node.entry, message))
+    held.sort(key=lambda held: order_of_creation(held.entry))
+    return held
+
+
 def messages_below(history: History, *tops: Node) -> list[tuple[MailboxMessage, int | None]]:
     """The messages that finished reads in and below these places hold and that were not completed, in the order of reading.
 
@@ -154,17 +189,7 @@ def messages_below(history: History, *tops: Node) -> list[tuple[MailboxMessage, 
     Raises:
         DecodeError: A record is damaged.
     """
-    held: list[tuple[Entry, MailboxMessage]] = []
-    for scope in chain.from_iterable(_scopes_below(history, top) for top in tops):
-        for _, nodes in finished_reads(history, scope):
-            for node in nodes:
-                entry = node.entry
-                assert entry is not None, "messages are recorded"
-                message, is_completed = _message_of(cast("MessageEntry", entry.kind), f"entry {entry.id}")
-                if not is_completed:
-                    held.append((entry, message))
-    held.sort(key=lambda pair: order_of_creation(pair[0]))
-    return [(message, history.detail(entry.id).get("sequence")) for entry, message in held]
+    return [(held.message, history.detail(held.entry.id).get("sequence")) for held in held_messages(history, *tops)]
 
 
 def read_message_ids(history: History) -> set[str]:

@@ -29,7 +29,7 @@ from perdure.workflow.states import WorkflowState
 from perdure.workflow.types import ANY_MESSAGE, HistoryEntry, RunMode, WorkflowResult
 from perdure.workflow.waits import Wait
 
-__all__ = ["ending_error", "run_workflow", "send_message", "start_workflow"]
+__all__ = ["check_clock", "ending_error", "run_workflow", "send_message", "start_workflow", "turn_of"]
 
 
 async def run_workflow(
@@ -88,7 +88,7 @@ async def _prepare(
     check_driver(driver)
     if mode not in ("yield", "live"):
         raise InvalidArgumentError(f'mode must be "yield" or "live", not {mode!r}')
-    _check_clock(clock)
+    check_clock(clock)
     if ids is not None:
         check_methods(ids, ("next_id", "start_after", "random_bytes"), "ids", "Uuid7Generator(SystemClock())")
     activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids)
@@ -99,7 +99,8 @@ async def _prepare(
     return definition, activation
 
 
-def _check_clock(clock: object) -> None:
+def check_clock(clock: object) -> None:
+    """A clock, or none."""
     if clock is not None:
         check_methods(clock, ("now_ms", "wait_until_ms"), "clock", "SystemClock()")
 
@@ -157,8 +158,8 @@ async def send_message(
         StorageError: It is not known to be stored.
     """
     check_driver(driver)
-    _check_clock(clock)
-    async with _turn(driver):
+    check_clock(clock)
+    async with turn_of(driver):
         activation = await Activation.load_for_mail(driver, clock=clock)
         await activation.message(name, body, message_id=id)
 
@@ -173,8 +174,8 @@ _turns: Final[dict[int, _Turn]] = {}
 
 
 @asynccontextmanager
-async def _turn(driver: Driver) -> AsyncGenerator[None]:
-    """One sender at a time: each reads which place in the mailbox is free, and two would find the same."""
+async def turn_of(driver: Driver) -> AsyncGenerator[None]:
+    """One at a time of those who write to what nothing runs: two senders would find the same place in the mailbox free."""
     key = id(driver)  # not used again while a sender holds the driver
     turn = _turns.setdefault(key, _Turn())
     turn.users += 1

@@ -1,7 +1,7 @@
 """The seven states of a workflow and the transitions between them.
 
 1. The state's text is stored at `(3, 1)`; an empty namespace is `pending`.
-2. Terminal states have no transitions but `recover`: a terminal workflow is never run again by itself.
+2. Terminal states have no transitions but `recover` and `rewind`: a terminal workflow is never run again by itself.
 3. Every change of state goes through `next_state`; anything not in the table is our bug and raises `InvalidTransitionError`.
 """
 
@@ -42,6 +42,7 @@ class WorkflowEvent(enum.Enum):
     ROLL_BACK = "roll_back"
     CANCEL = "cancel"
     RECOVER = "recover"
+    REWIND = "rewind"
 
 
 TERMINAL_STATES: Final = frozenset({WorkflowState.FAILED, WorkflowState.COMPLETED, WorkflowState.CANCELLED})
@@ -75,6 +76,8 @@ _TRANSITIONS: Final[dict[tuple[WorkflowState, WorkflowEvent], WorkflowState]] = 
     (_S.ROLLING_BACK, _E.FAIL): _S.FAILED,
     (_S.ROLLING_BACK, _E.CANCEL): _S.CANCELLED,
     (_S.FAILED, _E.RECOVER): _S.PENDING,
+    # Replaying from a step is an operator's explicit act: it makes any workflow runnable, a cancelled one too.
+    **{(state, _E.REWIND): _S.PENDING for state in _S},
 }
 
 
