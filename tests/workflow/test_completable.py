@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from harness import Crash, Fault, FaultyDriver, Namespace, SlowDriver, crashes, host
+from harness import Crash, Fault, FaultyDriver, Namespace, SimulatedCrashError, SlowDriver, crashes, host
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.storage import Batch, Driver, StorageError, decode_value, encode_value, layout
@@ -21,14 +21,17 @@ from perdure.workflow import (
     Break,
     Context,
     Continue,
+    CriticalError,
     FaultError,
     Message,
     MessageCompletedError,
     MisuseError,
+    RollbackContext,
     RunMode,
     SuspendSignal,
     TrioClock,
     UserCancellationError,
+    WorkflowFailedError,
     WorkflowState,
     run_workflow,
     start_workflow,
@@ -38,8 +41,8 @@ from perdure.workflow.reads import with_completed
 VECTORS = Path(__file__).parents[1] / "vectors"
 
 
-async def nothing() -> None:
-    return None
+async def nothing_but(value: Any) -> Any:
+    return value
 
 
 async def completed(namespace: Namespace) -> dict[str, bool]:
@@ -532,6 +535,77 @@ class TestCrashes:
 
         explored = await crashes(scenario, make_quick_namespace, check)
         assert explored.counted >= 8
+
+
+class TestRollback:
+    @pytest.mark.parametrize("fails", ["before", "after"])
+    async def test_a_rollback_completes_nothing_and_keeps_what_was_completed(
+        self, fails: str, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S28, S35: the function is run once more for its handlers only, and writes nothing then."""
+        undone: list[Any] = []
+
+        async def undo(ctx: RollbackContext, output: Any) -> None:
+            undone.append(output)
+
+        async def fail() -> None:
+            raise CriticalError("no")
+
+        async def order(ctx: Context, _: Any) -> None:
+            await ctx.rollback_checkpoint("checkpoint")
+            message = await ctx.queue.next("read", completable=True)
+            await ctx.step("one", nothing_but, 1, rollback=undo)
+            if fails == "before":
+                await ctx.step("fails", fail)
+            await message.complete()
+            await ctx.step("two", nothing_but, 2, rollback=undo)
+            await ctx.step("fails", fail)
+
+        async with host(namespace, mode) as process:
+            await process.send("go", 1)
+            with pytest.raises(WorkflowFailedError):
+                await process.stop(order)
+            assert await completed(namespace) == {"read:0": fails == "after"}
+        assert undone == ([1] if fails == "before" else [2, 1])
+        await namespace.close()
+
+    async def test_code_that_completes_what_older_code_did_not_is_rolled_back_as_well(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S28, S35: a call that stands before recorded entries hides no handler after it."""
+        undone: list[Any] = []
+        is_new = False
+
+        async def undo(ctx: RollbackContext, output: Any) -> None:
+            if not is_new:
+                namespace.kill()
+            undone.append(output)
+
+        async def fail() -> None:
+            raise CriticalError("no")
+
+        async def order(ctx: Context, _: Any) -> None:
+            await ctx.rollback_checkpoint("checkpoint")
+            message = await ctx.queue.next("read", completable=True)
+            if is_new:
+                await message.complete()
+            await ctx.step("one", nothing_but, 1, rollback=undo)
+            await ctx.step("fails", fail)
+
+        async def die() -> None:
+            async with host(namespace, mode) as process:
+                await process.send("go", 1)
+                await process.stop(order)
+
+        with pytest.raises(SimulatedCrashError):
+            await die()
+        is_new = True
+        async with host(namespace, mode) as process:
+            with pytest.raises(WorkflowFailedError):
+                await process.stop(order)
+            assert await completed(namespace) == {"read:0": False}
+        assert undone == [1]
+        await namespace.close()
 
 
 class TestReference:

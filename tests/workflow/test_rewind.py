@@ -35,6 +35,7 @@ from perdure.workflow import (
     HistoryEntry,
     InvalidArgumentError,
     RewindError,
+    RollbackContext,
     RunMode,
     StepError,
     WorkflowCancelledError,
@@ -669,6 +670,115 @@ class TestBranches:
             assert entries["join", "reading", "read:deadline"].data == {**deadline, "state": "pending"}
             assert ("join", "reading", "read:count") not in entries
             assert await process.finish(order) == {"reading": ["mail"], "working": None}
+        await namespace.close()
+
+
+class TestRollback:
+    """With rollback: what was undone is not taken for done, and kept starting states reach further back."""
+
+    @staticmethod
+    async def undo(ctx: RollbackContext, output: Any) -> None:
+        return None
+
+    async def test_an_earlier_iteration_whose_beginning_was_kept_is_run_again_from_its_step(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S14: with the state that it began with; later iterations are forgotten, and so are states that are not needed."""
+        world = World()
+
+        async def body(ctx: Context, total: int) -> Continue[int] | Break[int]:
+            number = total % 100
+            await ctx.step("a", world.do, f"a{number}", rollback=self.undo)
+            await ctx.step("b", world.do, f"b{number}")
+            return Break(total) if number == 4 else Continue(total + 1)
+
+        async def order(ctx: Context, _: Any) -> Any:
+            await ctx.rollback_checkpoint("checkpoint")
+            return await ctx.loop("loop", body, 100)
+
+        async with host(namespace, mode) as process:
+            assert await process.finish(order) == 104
+            world.seen()
+            path = next(path for path in await namespace.entries() if path[-1] == "b" and 1 in path)
+            await rewind(process, *path)
+            assert (await namespace.entries())["loop",].data == {"state": 101, "iteration": 1, "output": None}
+            dump = await namespace.dump()
+            starts = [layout.parse_loop_start_key(key)[1] for key in dump if key.startswith(layout.LOOP_START_PREFIX)]
+            assert starts == [0]
+            assert await process.finish(order) == 104
+            assert world.seen() == ["b1", "a2", "b2", "a3", "b3", "a4", "b4"]
+        await namespace.close()
+
+    async def test_what_was_rolled_back_is_replayed_itself_or_not_replayed_over(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S14, S35: refused where a step that was undone would count as done, with the step from which it works."""
+        world = World()
+        is_broken = True
+
+        async def ship() -> None:
+            if is_broken:
+                raise CriticalError("out of stock")
+
+        async def order(ctx: Context, _: Any) -> str:
+            await ctx.step("look", world.do, "look")
+            await ctx.rollback_checkpoint("checkpoint")
+            await ctx.step("reserve", world.do, "reserve", rollback=self.undo)
+            await ctx.step("charge", world.do, "charge", rollback=self.undo)
+            await ctx.step("ship", ship)
+            return "shipped"
+
+        async with host(namespace, mode) as process:
+            with pytest.raises(WorkflowFailedError):
+                await process.stop(order)
+            await process.restart()
+            before = await namespace.dump()
+            reserve = (await namespace.entries())["reserve",].id
+            for step in ("ship", "charge"):
+                with pytest.raises(RewindError, match=f"'reserve' was rolled back.*{reserve}") as caught:
+                    await rewind(process, step)
+                assert caught.value.found == "a step that was rolled back"
+            assert await namespace.dump() == before
+            is_broken = False
+            world.seen()
+            await rewind(process, "reserve")
+            assert await process.finish(order) == "shipped"
+            assert world.seen() == ["reserve", "charge"]
+        await namespace.close()
+
+    async def test_a_handler_that_gave_up_is_asked_again_in_a_later_rollback(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S14, S35: rollback retry counters begin anew."""
+        world = World()
+        is_broken = True
+
+        async def undo(ctx: RollbackContext, output: Any) -> None:
+            world.calls.append(f"undo {ctx.attempt}")
+            if is_broken:
+                raise CriticalError("not now")
+
+        async def ship() -> None:
+            raise CriticalError("out of stock")
+
+        async def order(ctx: Context, _: Any) -> None:
+            await ctx.rollback_checkpoint("checkpoint")
+            await ctx.step("reserve", world.do, "reserve", rollback=undo)
+            await ctx.step("ship", ship)
+
+        async with host(namespace, mode) as process:
+            with pytest.raises(WorkflowFailedError):
+                await process.stop(order)
+            assert world.seen() == ["reserve", "undo 1"]
+            await rewind(process, "ship")
+            metadata = (await namespace.entries())["reserve",].metadata
+            assert metadata is not None
+            assert metadata.rollback_error is None
+            is_broken = False
+            with pytest.raises(WorkflowFailedError) as caught:
+                await process.stop(order)
+            assert world.seen() == ["undo 1"]
+            assert "rollback_error" not in caught.value.metadata
         await namespace.close()
 
 

@@ -78,6 +78,10 @@ class Completion:
         if self._is_recorded:
             return
         if activation.is_collecting:
+            if self._operation.scope.has_recorded_ahead:
+                return  # code that did not complete it got past this place
+            raise SuspendSignal
+        if activation.is_collecting:
             self._operation.check_is_next()
         self._operation.progress()
         self._is_recorded = True

@@ -333,6 +333,6 @@ class _Rewind:
             metadata.rollback_error = None
             self.history.put_metadata(node, metadata)
             detail = self.history.detail(entry.id)
-            self.history.put_detail(
-                entry.id, {key: value for key, value in detail.items() if not key.startswith("rollback_")}
-            )
+            kept = {key: value for key, value in detail.items() if not key.startswith("rollback_")}
+            if len(kept) < len(detail):
+                self.history.put_detail(entry.id, kept)
