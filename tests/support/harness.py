@@ -28,7 +28,9 @@ from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import Durability
 from perdure.workflow import (
     Context,
+    ErrorHook,
     HistoryEntry,
+    HistoryHook,
     RunMode,
     TrioClock,
     Uuid7Generator,
@@ -43,6 +45,7 @@ from perdure.workflow import (
     start_workflow,
 )
 from perdure.workflow.activation import Activation
+from perdure.workflow.hooks import make_hooks
 from perdure.workflow.waits import merge
 
 _numbers = count()
@@ -319,12 +322,17 @@ class Host:
     workflow_id: str = "workflow-1"
     clock: MovableClock = field(default_factory=MovableClock)
     seed: int = 1
+    on_history_updated: HistoryHook | None = None
+    on_error: ErrorHook | None = None
     handle: WorkflowHandle | None = None
     _nursery: trio.Nursery | None = None
     _manager: Any = None
     _life: trio.Nursery | None = None
     _life_over: trio.Event = field(default_factory=trio.Event)
     _is_restarting: bool = False
+
+    def _hooks(self) -> dict[str, Any]:
+        return {"on_history_updated": self.on_history_updated, "on_error": self.on_error}
 
     def ids(self) -> Uuid7Generator:
         self.seed += 1
@@ -358,13 +366,15 @@ class Host:
         """Run until the workflow ended or waits; raises what `run_workflow` raises."""
         driver = await self.namespace.driver()
         if self.mode == "yield":
-            return await run_workflow(self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids())
+            return await run_workflow(
+                self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids(), **self._hooks()
+            )
         if self.handle is None:
             assert self._nursery is not None
             if self._life is None:
                 self._life = await self._nursery.start(self._live)
             self.handle = await start_workflow(
-                self._life, self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids()
+                self._life, self.workflow_id, fn, input, driver, clock=self.clock, ids=self.ids(), **self._hooks()
             )
         return await self._settled()
 
@@ -468,7 +478,10 @@ class Host:
         if self.handle is not None:
             await getattr(self.handle, action)()
             return
-        activation = await Activation.load(self.workflow_id, await self.namespace.driver(), clock=self.clock)
+        hooks = make_hooks(self.on_history_updated, self.on_error)
+        activation = await Activation.load(
+            self.workflow_id, await self.namespace.driver(), clock=self.clock, hooks=hooks
+        )
         await getattr(activation, action)()
 
 

@@ -27,6 +27,7 @@ from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
 from perdure.workflow.failures import sole_exception
+from perdure.workflow.hooks import Hooks
 from perdure.workflow.threads import STEP_THREADS_MAX
 
 __all__ = ["Residents"]
@@ -42,6 +43,7 @@ class Residents:
         keeper: Writes their catalog rows.
         definitions: The registered workflows, by name.
         clock: The time.
+        hooks: What is told of all workflows.
         on_dormant: Called with the alarm (milliseconds since the epoch) of a workflow that leaves memory asleep.
         on_interrupt: Called with what came out of a workflow and is meant for the program (Ctrl-C, `SystemExit`).
     """
@@ -53,6 +55,7 @@ class Residents:
         definitions: dict[str, Workflow[Any, Any]],
         clock: Clock,
         *,
+        hooks: Hooks | None,
         on_dormant: Callable[[int], None],
         on_interrupt: Callable[[BaseException], None],
     ) -> None:
@@ -64,6 +67,7 @@ class Residents:
         self._keeper = keeper
         self._definitions = definitions
         self._clock = clock
+        self._hooks = hooks
         self._on_dormant = on_dormant
         self._on_interrupt = on_interrupt
         self._gates = Gates()
@@ -248,7 +252,9 @@ class Residents:
         raise self.not_found(workflow_id)
 
     async def _load(self, workflow_id: str, driver: CatalogedDriver) -> Activation:
-        return await Activation.load(workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter)
+        return await Activation.load(
+            workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter, hooks=self._hooks
+        )
 
     def _admit(self, driver: CatalogedDriver, activation: Activation, definition: Workflow[Any, Any] | None) -> Actor:
         driver.follow(activation)

@@ -39,6 +39,7 @@ from perdure.workflow import (
 )
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.checks import check_duration, check_workflow_id
+from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 
 __all__ = ["Supervisor", "open_supervisor"]
 
@@ -55,6 +56,8 @@ async def open_supervisor(
     *,
     durability: Literal["full", "normal"] = "full",
     grace: float = 10.0,
+    on_history_updated: HistoryHook | None = None,
+    on_error: ErrorHook | None = None,
     clock: Clock | None = None,
     handle_signals: bool = False,
 ) -> AsyncGenerator[Supervisor]:
@@ -70,6 +73,11 @@ async def open_supervisor(
         durability: `full`: what is acknowledged survives a power cut. `normal`: it survives the death of the process; a power
             cut may lose the last moments, never consistency. Only for a directory; a `Store` has its own.
         grace: Seconds, 0 or more.
+        on_history_updated: Called with a `HistoryUpdated` for each commit that changed a workflow's history or state, after it.
+        on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
+            durable, and not again on a replay. Either may be a plain function, which is to be quick, or a coroutine
+            function, which runs besides, one event after another, and may go on for what is left of `grace` at the end;
+            what they raise is logged. A crash before the call loses it.
         clock: Where the time comes from; the system's clock unless given.
         handle_signals: Whether SIGINT and SIGTERM end the block in order, with `SystemExit(128 + signal)` coming out of it;
             a second signal ends the process at once. Only in the main thread.
@@ -80,7 +88,7 @@ async def open_supervisor(
         UnsupportedFileSystemError: It lies on a network file system.
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
-    supervisor = _make(store, workflows, durability, grace, clock)
+    supervisor = _make(store, workflows, durability, grace, clock, make_hooks(on_history_updated, on_error))
     _check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
@@ -92,6 +100,7 @@ def _make(
     durability: Literal["full", "normal"],
     grace: float,
     clock: Clock | None,
+    hooks: Hooks | None,
 ) -> Supervisor:
     checked_grace = check_duration(grace, "grace", "grace=10.0")
     definitions: dict[str, Workflow[Any, Any]] = {}
@@ -109,7 +118,7 @@ def _make(
             raise InvalidArgumentError('the directory must not be empty; write open_supervisor("data/")')
         store = FileStore(store, durability=durability)
     checked_clock = SystemClock() if clock is None else _check_clock(clock)
-    return Supervisor(_check_store(store), definitions, checked_grace, checked_clock)
+    return Supervisor(_check_store(store), definitions, checked_grace, checked_clock, hooks)
 
 
 def _check_list(workflows: object) -> Iterable[object]:
@@ -146,10 +155,18 @@ def _check_store(store: object) -> Store:
 class Supervisor:
     """Hosts workflows; made by `open_supervisor`."""
 
-    def __init__(self, store: Store, definitions: dict[str, Workflow[Any, Any]], grace: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        definitions: dict[str, Workflow[Any, Any]],
+        grace: float,
+        clock: Clock,
+        hooks: Hooks | None = None,
+    ) -> None:
         self._store = store
         self._definitions = definitions
         self._grace = grace
+        self._hooks = hooks
         self._keeper = CatalogKeeper(store, clock)
         self._alarms = AlarmWatch(store, self._keeper, clock)
         self._residents = Residents(
@@ -157,6 +174,7 @@ class Supervisor:
             self._keeper,
             definitions,
             clock,
+            hooks=hooks,
             on_dormant=self._alarms.expect,
             on_interrupt=self._interrupt,
         )
@@ -261,6 +279,8 @@ class Supervisor:
         await is_open.wait()
         nursery = self._residents.nursery
         assert nursery is not None, "it is open"
+        if self._hooks is not None:
+            self._hooks.open(nursery, on_interrupt=self._interrupt)
         nursery.start_soon(self._keeper.run)
         nursery.start_soon(self._alarms.run, self._residents)
         if handle_signals:
@@ -292,11 +312,14 @@ class Supervisor:
             self._residents.stop_intake()
             for actor in list(self._residents.live.values()):
                 actor.drain()
-            with trio.move_on_after(self._grace):
+            with trio.move_on_after(self._grace) as grace:
                 await self._residents.until_empty()
             for actor in list(self._residents.live.values()):
                 actor.evict()
             await self._residents.until_empty()
+            if self._hooks is not None:
+                with trio.move_on_at(grace.deadline):
+                    await self._hooks.until_idle()
 
     async def _close_store(self) -> None:
         self._residents.stop_intake()

@@ -43,6 +43,15 @@ from perdure.workflow.errors import (
     WorkflowSuspendedError,
 )
 from perdure.workflow.handle import WorkflowHandle
+from perdure.workflow.hooks import (
+    ErrorEvent,
+    ErrorHook,
+    HistoryHook,
+    HistoryUpdated,
+    RollbackErrorEvent,
+    StepErrorEvent,
+    WorkflowErrorEvent,
+)
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.rewind import replay_from_step
 from perdure.workflow.rollback import RollbackContext
@@ -82,12 +91,16 @@ __all__ = [
     "CrashLoopError",
     "CriticalError",
     "DuplicateNameError",
+    "ErrorEvent",
+    "ErrorHook",
     "ErrorInfo",
     "FailureKind",
     "FailureSource",
     "FaultError",
     "HistoryDivergedError",
     "HistoryEntry",
+    "HistoryHook",
+    "HistoryUpdated",
     "IdGenerator",
     "InvalidArgumentError",
     "InvalidTransitionError",
@@ -106,10 +119,12 @@ __all__ = [
     "RollbackCheckpointError",
     "RollbackContext",
     "RollbackError",
+    "RollbackErrorEvent",
     "RunMode",
     "SleepOutcome",
     "StepCriticalError",
     "StepError",
+    "StepErrorEvent",
     "StepExhaustedError",
     "StepFailure",
     "StepInfo",
@@ -127,6 +142,7 @@ __all__ = [
     "WorkflowCancelledError",
     "WorkflowEndedError",
     "WorkflowError",
+    "WorkflowErrorEvent",
     "WorkflowFailedError",
     "WorkflowFunction",
     "WorkflowHandle",

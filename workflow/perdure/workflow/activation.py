@@ -40,12 +40,14 @@ from perdure.workflow.errors import (
 )
 from perdure.workflow.failures import causes_of, describe, info_to_map
 from perdure.workflow.history import FORMAT_VERSION, History, Node
+from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Letter, Mailbox
 from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 from perdure.workflow.waits import Parking, Wait, merge
+from perdure.workflow.watch import Watch
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
@@ -90,6 +92,7 @@ class Activation:
         must_commit_before_step: Whether `begin_step` must be awaited before a new step function runs.
         failure: The exception that failed it, if that happened in this process.
         collected: While the function is run for its handlers only: what would undo the steps that it has passed.
+        watch: Tells hooks what became durable, if there are any.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Activation:
         clock: Clock,
         ids: IdGenerator,
         step_limiter: trio.CapacityLimiter | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.driver = driver
         self.history = history
@@ -119,7 +123,8 @@ class Activation:
         self.is_running: bool = False
         self.is_draining: bool = False
         self._error: BaseException | None = None
-        self._committer = Committer(driver, history.pending, is_alone=True)
+        self.watch: Watch | None = None if hooks is None else Watch(hooks, history)
+        self._committer = Committer(driver, history.pending, is_alone=True, watch=self.watch)
         self._cancel_scope = trio.CancelScope()
         self._parked: dict[Parking, None] = {}
         self._has_progressed = False
@@ -137,6 +142,7 @@ class Activation:
         clock: Clock | None = None,
         ids: IdGenerator | None = None,
         step_limiter: trio.CapacityLimiter | None = None,
+        hooks: Hooks | None = None,
     ) -> Activation:
         """Read a workflow. Writes nothing.
 
@@ -153,7 +159,7 @@ class Activation:
         if not driver.atomic_batch:
             # The batch that recorded a message may have been cut before it took the message out of the mailbox.
             mailbox.drop(read_message_ids(history))
-        return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter)
+        return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter, hooks=hooks)
 
     @classmethod
     async def load_for_mail(cls, driver: Driver, *, clock: Clock | None = None) -> Activation:
@@ -241,6 +247,8 @@ class Activation:
             self._error = error
             if reason is Closing.FAULT:
                 self.history.pending.keep_mail()  # the code was wrong: nothing that it recorded is written
+                if self.watch is not None:
+                    self.watch.forget_failures()
         self._cancel_scope.cancel()
 
     def fault(self, error: FaultError) -> None:
@@ -657,6 +665,8 @@ class Activation:
         is_rolled_back = bool(self.history.checkpoints) and not isinstance(error, CrashLoopError)
         self.history.apply(WorkflowEvent.ROLL_BACK if is_rolled_back else WorkflowEvent.FAIL)
         self.history.set_error(encode_value(info_to_map(info)), causes_of(error))
+        if self.watch is not None:
+            self.watch.note(WorkflowErrorEvent(self.history.workflow_id, info))
         self.history.set_alarm(None)
         self.history.set_idle_activations(0)
         await self.commit_from_outside()

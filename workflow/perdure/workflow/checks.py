@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from types import FunctionType
 from typing import Final, cast
 
@@ -26,6 +28,7 @@ __all__ = [
     "check_when_ms",
     "check_workflow_id",
     "check_workflow_name",
+    "is_coroutine_function",
     "ms_ceil",
 ]
 
@@ -193,3 +196,13 @@ def check_function(fn: object, what: str, example: str) -> Callable[..., object]
         hint = " (was it called already?)" if fn is None else ""
         raise InvalidArgumentError(f"{what} must be a function, not {type(fn).__name__}{hint}; write {example}")
     return fn
+
+
+def is_coroutine_function(fn: Callable[..., object]) -> bool:
+    """Whether calling it gives a coroutine, also behind `functools.partial` or as an object with `__call__`."""
+    if type(fn) is FunctionType and fn.__code__.co_flags & inspect.CO_COROUTINE:
+        return True  # the usual case, which costs little here
+    target = fn
+    while isinstance(target, partial):
+        target = cast("Callable[..., object]", target.func)
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004

@@ -16,6 +16,7 @@ import trio
 from perdure.storage import Batch, BatchRefusedError, Driver, commit_batch
 from perdure.storage.driver import nowait_batch
 from perdure.workflow.pending import Pending
+from perdure.workflow.watch import Watch
 
 __all__ = ["COMMITS_PER_TURN", "Committer"]
 
@@ -30,6 +31,7 @@ class Committer:
         driver: Where to.
         pending: What.
         is_alone: Whether only one branch records: then there is nobody to share a batch with.
+        watch: Is told what became durable.
 
     Attributes:
         durable_version: The version of `pending` up to which everything is durable.
@@ -37,12 +39,15 @@ class Committer:
         broken: The error after which nothing more is written, if there was one.
     """
 
-    def __init__(self, driver: Driver, pending: Pending, *, is_alone: bool = False) -> None:
+    def __init__(self, driver: Driver, pending: Pending, *, is_alone: bool = False, watch: Watch | None = None) -> None:
         self.is_alone: bool = is_alone
         self._commits_in_turn = 0
         self._driver = driver
         self._pending = pending
         self._batch_nowait = nowait_batch(driver) if driver.atomic_batch else None
+        self._commit_batch = commit_batch if watch is None else watch.commit_batch
+        if watch is not None and self._batch_nowait is not None:
+            self._batch_nowait = watch.watched(self._batch_nowait)
         self._writing: trio.Event | None = None
         self.durable_version: int = pending.version
         self.commits: int = 0
@@ -147,7 +152,7 @@ class Committer:
             # Without waiting, there is nothing that a cancellation could interrupt, and no need for a scope against it.
             if self._batch_nowait is None or not self._batch_nowait(batch):
                 with trio.CancelScope(shield=True):
-                    await commit_batch(self._driver, batch)
+                    await self._commit_batch(self._driver, batch)
         except BatchRefusedError:
             raise
         except BaseException as error:

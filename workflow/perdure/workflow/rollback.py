@@ -26,7 +26,7 @@ import trio
 
 from perdure.storage import decode_value, encode_value
 from perdure.storage.schema import EntryMetadata, RollbackCheckpointEntry
-from perdure.workflow.checks import check_function
+from perdure.workflow.checks import check_function, is_coroutine_function
 from perdure.workflow.collecting import collect
 from perdure.workflow.derived import derive_rollback_key
 from perdure.workflow.errors import (
@@ -38,9 +38,10 @@ from perdure.workflow.errors import (
 )
 from perdure.workflow.failures import cut_text, describe, failure_kind, info_from_map, info_from_text, info_to_map
 from perdure.workflow.history import History, Node, Path
+from perdure.workflow.hooks import RollbackErrorEvent
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent
-from perdure.workflow.step import Compensation, is_coroutine_function
+from perdure.workflow.step import Compensation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
 from perdure.workflow.waits import Wait
 
@@ -169,6 +170,8 @@ async def end_rollback(activation: Activation, failure: ErrorInfo | None = None,
         metadata["rollback_error"] = cut_text(str(failure), _ATTRIBUTE_BYTES_MAX)
         stored = ErrorInfo(error.name, error.message, error.stack, metadata)
         history.set_error(encode_value(info_to_map(stored)), history.failure_causes)
+        if step_name is None and activation.watch is not None:
+            activation.watch.note(RollbackErrorEvent(history.workflow_id, None, 0, False, failure))
         _log.warning("workflow %r was not rolled back completely: %s", history.workflow_id, failure)
     history.set_alarm(None)
     history.set_idle_activations(0)
@@ -375,6 +378,10 @@ class _Handler:
         self._history.put_metadata(self._compensation.node, metadata)
         detail = self._history.detail(self._entry_id)
         self._put_detail({**detail, "rollback_attempts": number, "rollback_last_ms": begun_at_ms})
+        if self._activation.watch is not None:
+            step_name = self._compensation.name
+            event = RollbackErrorEvent(self._history.workflow_id, step_name, number, not is_final, info)
+            self._activation.watch.note(event, self._entry_id)
 
     def _put_detail(self, detail: dict[str, Any]) -> None:
         if detail:

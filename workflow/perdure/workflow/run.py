@@ -23,6 +23,7 @@ from perdure.workflow.errors import (
 )
 from perdure.workflow.handle import WorkflowHandle
 from perdure.workflow.history import History
+from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.ids import IdGenerator
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.states import WorkflowState
@@ -39,6 +40,8 @@ async def run_workflow(
     driver: Driver,
     *,
     mode: RunMode = "yield",
+    on_history_updated: HistoryHook | None = None,
+    on_error: ErrorHook | None = None,
     clock: Clock | None = None,
     ids: IdGenerator | None = None,
 ) -> WorkflowResult:
@@ -56,6 +59,10 @@ async def run_workflow(
         input: Kept from the first run; later runs get the stored one, whatever is passed.
         driver: The workflow's namespace; it stays open.
         mode: `yield` or `live`.
+        on_history_updated: Called with a `HistoryUpdated` for each commit that changed history or state, after it.
+        on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
+            durable, and not again on a replay. Either may be a plain function, which is to be quick, or a coroutine
+            function, which runs besides; what they raise is logged. A crash before the call loses it.
         clock: Where the time comes from; the system's clock unless given.
         ids: Where entry ids come from; UUIDs of version 7 unless given.
 
@@ -66,12 +73,31 @@ async def run_workflow(
         EncodeError: The input cannot be stored; nothing was written.
         StorageError: The storage failed; run it again with a driver that works.
     """
-    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids)
-    await activation.run(definition.function, mode=mode)
+    hooks = make_hooks(on_history_updated, on_error)
+    if hooks is None:
+        activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, None)
+    else:
+        async with hooks.running():
+            activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, hooks)
     error = ending_error(activation)
     if error is not None:
         raise error
     return _result(activation)
+
+
+async def _run(
+    workflow_id: str,
+    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
+    input: object,
+    driver: Driver,
+    mode: RunMode,
+    clock: Clock | None,
+    ids: IdGenerator | None,
+    hooks: Hooks | None,
+) -> Activation:
+    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids, hooks)
+    await activation.run(definition.function, mode=mode)
+    return activation
 
 
 async def _prepare(
@@ -82,6 +108,7 @@ async def _prepare(
     mode: RunMode,
     clock: Clock | None,
     ids: IdGenerator | None,
+    hooks: Hooks | None,
 ) -> tuple[Workflow[Any, Any], Activation]:
     check_workflow_id(workflow_id)
     definition = definition_of(fn)
@@ -91,7 +118,7 @@ async def _prepare(
     check_clock(clock)
     if ids is not None:
         check_methods(ids, ("next_id", "start_after", "random_bytes"), "ids", "Uuid7Generator(SystemClock())")
-    activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids)
+    activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids, hooks=hooks)
     if activation.is_new:
         activation.create(definition.name, input)
     elif not activation.history.state.is_terminal:
@@ -196,18 +223,23 @@ async def start_workflow(
     driver: Driver,
     *,
     mode: RunMode = "live",
+    on_history_updated: HistoryHook | None = None,
+    on_error: ErrorHook | None = None,
     clock: Clock | None = None,
     ids: IdGenerator | None = None,
 ) -> WorkflowHandle:
     """Run a workflow in the background, in `nursery`, and return its handle.
 
     The workflow's failure does not cancel the nursery; `handle.result()` raises it. Cancelling the nursery evicts the
-    workflow. Arguments and errors are those of `run_workflow`.
+    workflow. Arguments and errors are those of `run_workflow`; hooks that are coroutine functions run in the nursery, too.
     """
     check_methods(nursery, ("start_soon",), "nursery", "`async with trio.open_nursery() as nursery:`")
-    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids)
+    hooks = make_hooks(on_history_updated, on_error)
+    if hooks is not None:
+        hooks.open(nursery)
+    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids, hooks)
     await activation.commit_from_outside()
-    handle = _LocalHandle(nursery, definition, activation, mode)
+    handle = _LocalHandle(nursery, definition, activation, mode, hooks)
     handle.start()
     return handle
 
@@ -216,12 +248,18 @@ class _LocalHandle:
     """The handle of a workflow that runs in this process, in a nursery of the caller's."""
 
     def __init__(
-        self, nursery: trio.Nursery, definition: Workflow[Any, Any], activation: Activation, mode: RunMode
+        self,
+        nursery: trio.Nursery,
+        definition: Workflow[Any, Any],
+        activation: Activation,
+        mode: RunMode,
+        hooks: Hooks | None,
     ) -> None:
         self._nursery = nursery
         self._definition = definition
         self._activation = activation
         self._mode: RunMode = mode
+        self._hooks = hooks
         self._stopped = trio.Event()
         self._error: BaseException | None = None
 
@@ -280,10 +318,15 @@ class _LocalHandle:
         while self._activation.closing in (Closing.FAULT, Closing.USER_CANCELLED):
             faulty = self._activation
             await self._stopped.wait()
-            fresh = await Activation.load(self.workflow_id, faulty.driver, clock=faulty.clock, ids=faulty.ids)
+            fresh = await self._load(faulty)
             if self._activation is faulty:
                 self._activation = fresh
         return self._activation
+
+    async def _load(self, earlier: Activation) -> Activation:
+        return await Activation.load(
+            self.workflow_id, earlier.driver, clock=earlier.clock, ids=earlier.ids, hooks=self._hooks
+        )
 
     async def _settled(self) -> History:
         """What is recorded, once it is durable."""
@@ -296,9 +339,7 @@ class _LocalHandle:
         await self._stopped_if_failed()
         activation = await self._usable()
         if await activation.recover() and self._mode == "live":
-            self._activation = await Activation.load(
-                self.workflow_id, self._activation.driver, clock=self._activation.clock, ids=self._activation.ids
-            )
+            self._activation = await self._load(self._activation)
             self.start()
 
     async def _stopped_if_failed(self) -> None:

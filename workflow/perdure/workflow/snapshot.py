@@ -10,6 +10,7 @@ from perdure.storage.schema import (
     Branch,
     Entry,
     EntryKind,
+    EntryMetadata,
     JoinEntry,
     LoopEntry,
     MessageEntry,
@@ -22,10 +23,10 @@ from perdure.storage.schema import (
 )
 from perdure.workflow.checks import check_driver
 from perdure.workflow.failures import info_from_map
-from perdure.workflow.history import History, order_of_location
+from perdure.workflow.history import History, Path, order_of_location
 from perdure.workflow.types import HistoryEntry, WorkflowSnapshot
 
-__all__ = ["error_of", "history_entries", "load_snapshot", "snapshot_of"]
+__all__ = ["error_of", "history_entries", "history_entry", "load_snapshot", "snapshot_of"]
 
 
 async def load_snapshot(driver: Driver) -> WorkflowSnapshot:
@@ -61,19 +62,14 @@ def error_of(history: History) -> Any:
 def history_entries(history: History) -> tuple[HistoryEntry, ...]:
     """Every entry, in order of location."""
     return tuple(
-        _entry(history, entry)
+        history_entry(history.path_of(entry.location), entry, history.metadata(entry.id))
         for entry in sorted(history.entries(), key=lambda entry: order_of_location(entry.location))
     )
 
 
-def _entry(history: History, entry: Entry) -> HistoryEntry:
-    return HistoryEntry(
-        path=history.path_of(entry.location),
-        kind=KIND_NAMES[type(entry.kind)],
-        data=_data(entry.kind),
-        metadata=history.metadata(entry.id),
-        id=entry.id,
-    )
+def history_entry(path: Path, entry: Entry, metadata: EntryMetadata | None) -> HistoryEntry:
+    """An entry as plain data, its user values decoded."""
+    return HistoryEntry(path, KIND_NAMES[type(entry.kind)], _data(entry.kind), metadata, entry.id)
 
 
 def _decoded(data: bytes | None) -> Any:

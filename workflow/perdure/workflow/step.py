@@ -21,7 +21,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from types import FunctionType
 from typing import Any, Final, NoReturn, cast
 
 import trio
@@ -31,7 +30,14 @@ from perdure.storage.errors import EncodeError
 from perdure.storage.keys import pack
 from perdure.storage.schema import Entry, EntryMetadata, EntryStatus, StepEntry
 from perdure.workflow.activation import Activation
-from perdure.workflow.checks import check_count, check_duration, check_flag, check_function, ms_ceil
+from perdure.workflow.checks import (
+    check_count,
+    check_duration,
+    check_flag,
+    check_function,
+    is_coroutine_function,
+    ms_ceil,
+)
 from perdure.workflow.errors import (
     ErrorInfo,
     FailureKind,
@@ -52,6 +58,7 @@ from perdure.workflow.failures import (
     step_error,
 )
 from perdure.workflow.history import Node, Path
+from perdure.workflow.hooks import StepErrorEvent
 from perdure.workflow.ids import derived_uuid
 from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
@@ -66,7 +73,6 @@ __all__ = [
     "attempt_in_progress",
     "check_step_options",
     "current_step",
-    "is_coroutine_function",
     "run_step",
 ]
 
@@ -138,10 +144,13 @@ class StepOptions:
     at_most_once: bool
     rollback: Callable[..., object] | None = None
 
+    def retry_delay(self, attempts: int) -> float:
+        """Seconds between two attempts: exponential, without jitter, so that every run gives the same."""
+        return min(self.retry_backoff_max, self.retry_backoff_base * 2.0 ** min(attempts, 1000))
+
     def retry_at_ms(self, attempts: int, last_attempt_at_ms: int) -> int:
-        """When the next attempt is due: exponential, without jitter, so that every run gives the same."""
-        delay = min(self.retry_backoff_max, self.retry_backoff_base * 2.0 ** min(attempts, 1000))
-        return last_attempt_at_ms + ms_ceil(delay)
+        """When the next attempt is due."""
+        return last_attempt_at_ms + ms_ceil(self.retry_delay(attempts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +220,6 @@ def check_step_options(
         check_flag(at_most_once, "at_most_once"),
         rollback,
     )
-
-
-def is_coroutine_function(fn: Callable[..., object]) -> bool:
-    """Whether calling it gives a coroutine, also behind `functools.partial` or as an object with `__call__`."""
-    if type(fn) is FunctionType and fn.__code__.co_flags & inspect.CO_COROUTINE:
-        return True  # the usual case, which costs little here
-    target = fn
-    while isinstance(target, partial):
-        target = cast("Callable[..., object]", target.func)
-    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def run_step(
@@ -387,7 +386,7 @@ class _Attempts:
         """Wait until the next attempt is due, or give up if there is none left."""
         activation, metadata, options = self._activation, self._metadata, self._options
         if metadata.attempts > options.max_retries:
-            raise await self._give_up("exhausted", self._last_error())
+            raise await self._give_up("exhausted", self._last_error(), is_known=True)
         while activation.clock.now_ms() < (
             retry_at_ms := options.retry_at_ms(metadata.attempts, metadata.last_attempt_at_ms)
         ):  # wake() may make it due
@@ -505,19 +504,37 @@ class _Attempts:
             raise await self._give_up("timeout", info)
         self._record_failure(EntryStatus.FAILED, "timeout", info)
 
-    async def _give_up(self, kind: FailureKind, info: ErrorInfo) -> StepError:
+    async def _give_up(self, kind: FailureKind, info: ErrorInfo, *, is_known: bool = False) -> StepError:
         """Record that the step failed for good; durable on return."""
-        self._record_failure(EntryStatus.EXHAUSTED, kind, info)
+        self._record_failure(EntryStatus.EXHAUSTED, kind, info, is_known=is_known)
         await self._activation.commit()
         return step_error(kind, self._operation.name, self._number, info, self._entry_id())
 
-    def _record_failure(self, status: EntryStatus, kind: FailureKind, info: ErrorInfo) -> None:
+    def _record_failure(
+        self, status: EntryStatus, kind: FailureKind, info: ErrorInfo, *, is_known: bool = False
+    ) -> None:
         self._operation.progress()
         text = cut_text(str(info))
         self._metadata.status = status
         self._metadata.error = text
         self._record(StepEntry(None, text))
         self._activation.history.put_detail(self._entry_id(), {"kind": kind, "error": info_to_map(info)})
+        if self._activation.watch is not None and not is_known:
+            event = self._error_event(info, will_retry=status is EntryStatus.FAILED)
+            self._activation.watch.note(event, self._entry_id())
+
+    def _error_event(self, info: ErrorInfo, *, will_retry: bool) -> StepErrorEvent:
+        delay = self._options.retry_delay(self._number) if will_retry else None
+        return StepErrorEvent(
+            workflow_id=self._activation.history.workflow_id,
+            path=self._path(),
+            step_name=self._operation.name,
+            attempt=self._number,
+            max_retries=self._options.max_retries,
+            will_retry=will_retry,
+            retry_delay=delay,
+            error=info,
+        )
 
     def _record(self, kind: StepEntry) -> None:
         history, metadata = self._activation.history, self._metadata
