@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from harness import Crash, Function, MovableClock, Namespace, SimulatedCrashError, crashes, host
+from harness import Crash, Function, MovableClock, Namespace, SimulatedCrashError, SlowDriver, crashes, host
 from trio.testing import MockClock
 
 from perdure.storage import encode_value, layout
@@ -27,6 +27,7 @@ from perdure.workflow import (
     SuspendSignal,
     WorkflowState,
     current_step,
+    run_workflow,
 )
 
 calls: list[Any] = []
@@ -423,3 +424,29 @@ async def test_a_crash_at_any_write_changes_nothing_that_was_acted_on(
 
     explored = await crashes(scenario, make_quick_namespace, check)
     assert explored.counted >= 6
+
+
+async def test_the_time_is_durable_before_a_step_of_any_branch_runs(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S30: also while another branch's step waits for just that commit, on a storage that takes its time."""
+    driver = await namespace.driver()
+
+    async def act(time: float) -> float:
+        stored = await namespace.entries()
+        assert stored["time",].data["output"] == time
+        assert stored["join",].kind == "join"
+        return time
+
+    async def workflow(ctx: Context, _: object) -> list[float]:
+        await ctx.step("before", effect)
+        time = await ctx.now("time")
+
+        async def branch(inner: Context) -> float:
+            return await inner.step("act", act, time, max_retries=0)
+
+        return list((await ctx.join("join", {"a": branch, "b": branch, "c": branch})).values())
+
+    slow: Any = SlowDriver(driver)
+    result = await run_workflow("w", workflow, None, slow, mode=mode, clock=MovableClock())
+    assert len(result.output) == 3
