@@ -10,6 +10,7 @@ from harness import Crash, Function, Host, Namespace, SimulatedCrashError, crash
 from trio.testing import MockClock
 
 from perdure.workflow import (
+    BlockOk,
     Break,
     Context,
     Continue,
@@ -120,6 +121,80 @@ async def test_a_version_first_met_after_a_finished_loop_is_the_latest_also_afte
         await process.restart()
         assert await process.finish(workflow) == [3, 3]
     assert calls == ["worked"] * 3
+
+
+@pytest.mark.parametrize("kind", ["join", "race", "try_block"])
+async def test_a_version_first_met_after_or_in_branches_is_the_latest_also_after_a_sleep_and_a_restart(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, kind: RemovableKind
+) -> None:
+    """S2: first met after a finished join, race or block, or in a branch beside one that is recorded: the latest."""
+
+    async def quick(ctx: Context) -> int:
+        return await ctx.step("work", effect, 1)
+
+    async def deciding(ctx: Context) -> int:
+        if kind != "race":
+            await ctx.sleep("sleep", 10)
+        return await ctx.get_version("v", 3)
+
+    async def workflow(ctx: Context, _: object) -> list[int]:
+        match kind:
+            case "join":
+                joined = await ctx.join("x", {"quick": quick, "deciding": deciding})
+                inside = joined["deciding"]
+            case "race":
+                inside = (await ctx.race("x", {"deciding": deciding, "waiting": wait})).value or 0
+            case _:
+                block = await ctx.try_block("x", deciding)
+                assert isinstance(block, BlockOk)
+                inside = block.value
+        after = await ctx.get_version("v", 3)
+        await ctx.sleep("sleep", 60)
+        return [inside, after, await ctx.get_version("w", 3)]
+
+    async with host(namespace, mode) as process:
+        for _ in range(3):
+            if (result := await process.stop(workflow)).sleep_until is None:
+                break
+            await process.restart()
+            await process.advance(result.sleep_until - process.clock.now_ms() / 1000)
+        assert await process.finish(workflow) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["join", "try_block"])
+async def test_what_was_under_way_in_a_branch_or_block_gets_1_there(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, kind: RemovableKind
+) -> None:
+    """S2: each branch decides for itself; in a block, also by what is recorded behind the block."""
+
+    def deployed(*, asks: bool) -> Function:
+        async def passed(ctx: Context) -> int:
+            version = await ctx.get_version("v", 2) if asks else 0
+            await ctx.queue.next("wait", names=["go"], timeout=3600)
+            return version
+
+        async def fresh(ctx: Context) -> int:
+            return await ctx.get_version("v", 2) if asks else await ctx.step("never", effect, 0)
+
+        async def block(ctx: Context) -> int:
+            return await ctx.get_version("v", 2) if asks else 0
+
+        async def workflow(ctx: Context, _: object) -> list[int]:
+            if kind == "join":
+                branches = {"passed": passed, "fresh": fresh} if asks else {"passed": passed, "fresh": wait_branch}
+                return list((await ctx.join("x", branches)).values())
+            found = await ctx.try_block("x", block)
+            assert isinstance(found, BlockOk)
+            await ctx.queue.next("wait", names=["go"], timeout=3600)
+            return [found.value]
+
+        return workflow
+
+    async with host(namespace, mode) as process:
+        await process.stop(deployed(asks=False))
+        await process.restart()
+        await process.send("go")
+        assert await process.finish(deployed(asks=True)) == ([1, 2] if kind == "join" else [1])
 
 
 async def test_each_iteration_of_a_loop_decides_for_itself(
@@ -314,6 +389,26 @@ async def read_too_late(ctx: Context) -> object:
     return len(await ctx.queue.next_batch("x", names=["never"], timeout=0))
 
 
+async def branch(ctx: Context) -> str:
+    return await ctx.step("work", effect, "worked")
+
+
+async def wait_branch(ctx: Context) -> None:
+    await ctx.queue.next("for ever", names=["never"])
+
+
+async def run_join(ctx: Context) -> object:
+    return await ctx.join("x", {"a": branch, "b": branch})
+
+
+async def run_race(ctx: Context) -> object:
+    return (await ctx.race("x", {"a": branch, "b": wait_branch})).value
+
+
+async def run_block(ctx: Context) -> object:
+    return await ctx.try_block("x", branch)
+
+
 async def decide(ctx: Context) -> object:
     return await ctx.get_version("x", 7)
 
@@ -326,6 +421,9 @@ RECORDED: dict[str, tuple[RemovableKind, Operation]] = {
     "read": ("message", read),
     "read too late": ("message", read_too_late),
     "version": ("version_check", decide),
+    "join": ("join", run_join),
+    "race": ("race", run_race),
+    "block": ("try_block", run_block),
 }
 
 
@@ -399,6 +497,42 @@ async def test_removed_records_itself_where_nothing_is_recorded_and_is_found_aga
         await process.restart()
         await process.send("go")
         assert await process.finish(new) == "done"
+
+
+@pytest.mark.parametrize("kind", ["join", "race", "loop", "try_block"])
+async def test_what_is_still_at_work_can_be_removed_with_all_that_it_waits_for(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, kind: RemovableKind
+) -> None:
+    """S4: branches, an iteration or a block that wait: none of their waits is left."""
+
+    async def waiting(ctx: Context) -> None:
+        await ctx.step("work", effect, "worked")
+        await ctx.sleep("for long", 86400)
+
+    async def body(ctx: Context, _: None) -> None:
+        await waiting(ctx)
+
+    async def old(ctx: Context, _: object) -> None:
+        match kind:
+            case "join":
+                await ctx.join("x", {"a": waiting, "b": branch})
+            case "race":
+                await ctx.race("x", {"a": waiting, "b": wait_branch})
+            case "loop":
+                await ctx.loop("x", body)
+            case _:
+                await ctx.try_block("x", waiting)
+
+    async with host(namespace, mode) as process:
+        assert (await process.stop(old)).sleep_until is not None
+        effects = list(calls)
+        await process.restart()
+        stopped = await process.stop(in_place("root", removing(kind)))
+        assert (stopped.sleep_until, stopped.waiting_for_messages) == (None, ("go",))
+        await process.restart()
+        await process.send("go")
+        assert await process.finish(in_place("root", removing(kind))) == "done"
+        assert calls == effects
 
 
 @pytest.mark.parametrize("timeout", [None, 3600.0])
