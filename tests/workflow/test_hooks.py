@@ -24,6 +24,8 @@ from perdure.workflow import (
     HistoryEntry,
     HistoryUpdated,
     InvalidArgumentError,
+    RollbackContext,
+    RollbackErrorEvent,
     RunMode,
     StepErrorEvent,
     StepExhaustedError,
@@ -836,7 +838,10 @@ async def interrupting_later(event: object) -> None:
 async def interrupting_in_a_nursery(event: object) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(interrupting_later, event)
-        nursery.start_soon(raising_later, event)
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise RuntimeError("a bug in the hook") from None
 
 
 @pytest.mark.parametrize("hook", [interrupting, interrupting_later, interrupting_in_a_nursery])
@@ -998,3 +1003,59 @@ async def test_without_hooks_nothing_is_watched(namespace: Namespace, mode: RunM
         assert handle._activation.watch is None
         assert handle._activation._committer._commit_batch.__module__ == "perdure.storage.split"
         await handle.cancel()
+
+
+# Rollback.
+
+
+async def fails(*_: object) -> None:
+    raise CriticalError("beyond repair")
+
+
+@pytest.mark.parametrize("times", [0, 2, 9])
+async def test_failures_of_rollback_handlers_are_told_once_each_and_the_workflows_once(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, times: int
+) -> None:
+    """S37, S35: the workflow's failure when it is recorded, before the rollback, then each failed attempt of a handler."""
+    errors: list[ErrorEvent] = []
+    mirror = Mirror()
+    failing = Failing(times)
+
+    async def undo(ctx: RollbackContext, output: object) -> None:
+        await failing()
+
+    async def workflow(ctx: Context, _: object) -> None:
+        await ctx.rollback_checkpoint("checkpoint")
+        await ctx.step("do", effect, "done", rollback=undo, max_retries=2, retry_backoff_base=0.5)
+        await ctx.step("other", effect, "done", rollback=give_up_nothing)
+        await ctx.step("failing", fails)
+
+    async with host(namespace, mode, on_history_updated=mirror, on_error=errors.append) as process:
+        for _ in range(12):
+            try:
+                result = await process.stop(workflow)
+            except WorkflowFailedError:
+                break
+            assert result.state is WorkflowState.ROLLING_BACK
+            stored = await namespace.snapshot()
+            assert (mirror.state, mirror.entries) == (stored.state, await namespace.entries())
+            await process.restart()
+            if result.sleep_until is not None:
+                await process.advance(max(0.001, result.sleep_until - process.clock.now_ms() / 1000))
+        assert mirror.state is WorkflowState.FAILED
+        assert mirror.entries == await namespace.entries()
+        with pytest.raises(WorkflowFailedError):
+            await process.stop(workflow)
+    assert told(errors[:2]) == [("failing", 1, False, None, "CriticalError"), ("WorkflowErrorEvent", "CriticalError")]
+    rollback = [
+        (event.workflow_id, event.step_name, event.attempt, event.will_retry, event.error.name)
+        for event in errors[2:]
+        if isinstance(event, RollbackErrorEvent)
+    ]
+    assert len(rollback) == len(errors) - 2
+    expected = [("workflow-1", "do", attempt, attempt < 3, "KeyError") for attempt in (1, 2, 3)]
+    assert rollback == expected[:times]
+
+
+async def give_up_nothing(ctx: RollbackContext, output: object) -> None:
+    calls.append("undone")
