@@ -24,6 +24,7 @@ from perdure.storage.layout import (
     parse_dedup_key,
     parse_detail_key,
     parse_entry_key,
+    parse_loop_start_key,
     parse_message_key,
     parse_metadata_key,
     parse_name_key,
@@ -58,6 +59,7 @@ def test_fixed_keys_never_change() -> None:
         "PARENT_KEY": "15201509",
         "FAILURE_CAUSES_KEY": "1520150a",
         "FORMAT_VERSION_KEY": "1520150b",
+        "PASSABLE_KEY": "1520150c",
     }
 
 
@@ -84,6 +86,7 @@ def test_built_keys_never_change() -> None:
         (parse_message_key, message_key(-(2**63)), -(2**63)),
         (parse_dedup_key, dedup_key(""), ""),
         (parse_detail_key, detail_key("x"), "x"),
+        (parse_loop_start_key, loop_start_key("x", 2**32 - 1), ("x", 2**32 - 1)),
     ],
 )
 def test_parsers_undo_builders(parse: Callable[[bytes], object], key: bytes, value: object) -> None:

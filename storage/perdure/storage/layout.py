@@ -38,6 +38,7 @@ __all__ = [
     "OUTPUT_KEY",
     "OWN_PREFIX",
     "PARENT_KEY",
+    "PASSABLE_KEY",
     "SEED_KEY",
     "STATE_KEY",
     "U64_MAX",
@@ -139,6 +140,8 @@ FAILURE_CAUSES_KEY: Final = pack((_OWN, 10))
 """CBOR map: `entries`, the ids of the entries that caused the failure; `error`, 8 bytes of SHA-256 of the error's value."""
 FORMAT_VERSION_KEY: Final = pack((_OWN, 11))
 """u64: the version of this layout."""
+PASSABLE_KEY: Final = pack((_OWN, 12))
+"""CBOR list of pairs of entry ids: the code may pass over what was recorded after the first, up to the second."""
 
 
 class NumberEncodeError(EncodeError):

@@ -27,7 +27,7 @@ import trio
 
 from perdure.storage import Batch, Driver, FormatVersionError, decode_value, encode_value, layout
 from perdure.storage.errors import EncodeError, StorageError
-from perdure.storage.schema import EntryMetadata, EntryStatus, MailboxMessage, SleepEntry, SleepState, StepEntry
+from perdure.storage.schema import MailboxMessage, SleepEntry, SleepState
 from perdure.workflow.checks import check_message_id, check_message_name
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.committer import Committer
@@ -499,30 +499,15 @@ class Activation:
             self.evict()
 
     async def recover(self) -> bool:
-        """Make a failed workflow runnable again: the entries that failed it run again, with fresh counts.
+        """Make a failed workflow runnable again; durable on return.
 
         Returns:
             Whether it was failed; otherwise nothing changes.
         """
-        history = self.history
-        if history.state is not WorkflowState.FAILED:
+        from perdure.workflow.recover import reopen
+
+        if not reopen(self.history):
             return False
-        causes = history.failure_causes
-        for node in history.root.walk():
-            entry = node.entry
-            if entry is None or not isinstance(entry.kind, StepEntry):
-                continue
-            metadata = history.metadata(entry.id)
-            if metadata is None or metadata.status is not EntryStatus.EXHAUSTED:
-                continue
-            # The reference engine does not say what failed the workflow: there, every exhausted step may have.
-            if causes is None or entry.id in causes:
-                history.change(node, StepEntry(None, None))
-                history.put_metadata(node, EntryMetadata(created_at_ms=metadata.created_at_ms))
-                history.delete_detail(entry.id)
-        history.clear_error()
-        history.set_idle_activations(0)
-        history.apply(WorkflowEvent.RECOVER)
         self._arm_if_dormant()
         await self.commit_from_outside()
         return True

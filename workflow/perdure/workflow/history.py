@@ -35,6 +35,7 @@ from perdure.storage.schema import (
     encode_entry,
     encode_metadata,
 )
+from perdure.workflow.ids import is_ordered
 from perdure.workflow.pending import Pending
 from perdure.workflow.states import WorkflowEvent, WorkflowState, next_state
 
@@ -94,6 +95,16 @@ def _causes_of(error: bytes | None, stored: Any) -> list[str] | None:
             raise DecodeError("the causes of the workflow's failure are not what their format says")
 
 
+def _merged(ranges: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    merged: list[tuple[str, str]] = []
+    for after, until in sorted(ranges):
+        if merged and after <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], until))
+        else:
+            merged.append((after, until))
+    return merged
+
+
 class History:
     """Everything a workflow's namespace holds except its mailbox.
 
@@ -108,6 +119,7 @@ class History:
         idle_activations: How many activations in a row began work and recorded none.
         checkpoints: Where rollback checkpoints are recorded.
         completions: The last number given to a completed step that can be rolled back.
+        passable: What the code may pass over since `recover()`: pairs of entry ids, after the first and up to the second.
         is_frozen: Whether the code is only listened to, so that names it uses for the first time are not registered.
     """
 
@@ -130,6 +142,7 @@ class History:
         self.open_retries: dict[str, Node] = {}
         self.checkpoints: set[Location] = set()
         self.completions: int = 0
+        self.passable: list[tuple[str, str]] = []
         self.is_frozen: bool = False
         self.last_entry_id: str = ""
         self._numbers: dict[str, int] = {}
@@ -216,6 +229,8 @@ class History:
             self.idle_activations = layout.decode_u64(count)
         if (sequence := fields.get(layout.COMPLETION_SEQUENCE_KEY)) is not None:
             self.completions = layout.decode_u64(sequence)
+        if (passable := fields.get(layout.PASSABLE_KEY)) is not None:
+            self.passable = [(after, until) for after, until in decode_value(passable)]
         if (version := fields.get(layout.FORMAT_VERSION_KEY)) is not None:
             self.format_version = layout.decode_u64(version)
         if (causes := fields.get(layout.FAILURE_CAUSES_KEY)) is not None:
@@ -485,6 +500,22 @@ class History:
         self.failure_causes = None
         self.pending.delete(layout.ERROR_KEY)
         self.pending.delete(layout.FAILURE_CAUSES_KEY)
+
+    def let_pass(self, after: str, until: str) -> None:
+        """From now on the code may pass over what was recorded after one entry, up to another; "" is before all others."""
+        self.passable = _merged([*self.passable, (after, until)])
+        self.pending.put(layout.PASSABLE_KEY, encode_value([list(pair) for pair in self.passable]))
+
+    def may_be_passed(self, node: Node) -> bool:
+        """Whether the code may leave out what is recorded at a place."""
+        if node.entry is not None:
+            return self._is_passable(node.entry.id)
+        return all(below.entry is None or self._is_passable(below.entry.id) for below in node.walk())
+
+    def _is_passable(self, entry_id: str) -> bool:
+        if is_ordered(entry_id):
+            return any(after < entry_id <= until for after, until in self.passable)
+        return any(not after for after, _ in self.passable)  # another engine's: when it was recorded is not known
 
     def next_completion(self) -> int:
         """The next number of the order in which steps completed; recorded."""

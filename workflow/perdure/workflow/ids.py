@@ -15,7 +15,7 @@ from uuid import UUID
 
 from perdure.workflow.clock import Clock
 
-__all__ = ["IdGenerator", "Uuid7Generator", "derived_uuid"]
+__all__ = ["IdGenerator", "Uuid7Generator", "derived_uuid", "is_ordered"]
 
 _LOW_MAX: Final = (1 << 62) - 1
 _NODE_MAX: Final = (1 << 48) - 1  # the last 12 digits
@@ -27,6 +27,11 @@ def derived_uuid(seed: bytes, key: bytes) -> UUID:
     digest[6] = 0x80 | (digest[6] & 0x0F)  # RFC 9562 version 8: made by a rule of our own
     digest[8] = 0x80 | (digest[8] & 0x3F)
     return UUID(bytes=bytes(digest))
+
+
+def is_ordered(entry_id: str) -> bool:
+    """Whether the order of this id among others of its kind is that of their creation: a UUID of version 7."""
+    return len(entry_id) == 36 and entry_id[14] == "7"
 
 
 class IdGenerator(Protocol):

@@ -67,12 +67,12 @@ class _Race:
 
     async def run(self) -> RaceResult[Any]:
         fork = self._fork
-        for name, record in fork.records.items():
-            if record.status is BranchStatus.COMPLETED:
-                return await self._award(name, record)
         names = fork.unsettled()
         if self._activation.is_collecting:
             await fork.revisit(name for name in fork.records if name not in names)
+        for name, record in fork.records.items():
+            if record.status is BranchStatus.COMPLETED:
+                return await self._award(name, record)
         if names:
             self._operation.check_is_next()
             self._lanes = {name: Lane(self._operation.scope.lane, is_raced=True) for name in names}

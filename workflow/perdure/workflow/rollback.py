@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from perdure.workflow.context import Context, WorkflowLogger
 
 __all__ = [
+    "UNDOING",
     "RollbackContext",
     "check_rollback",
     "end_rollback",
@@ -58,6 +59,9 @@ __all__ = [
     "wake_rollback",
     "workflow_error",
 ]
+
+UNDOING: Final = ("rollback_attempts", "rollback_last_ms")
+"""What a step's detail holds while its handler is retried: how often it failed, and when it was last begun."""
 
 _ATTRIBUTE_BYTES_MAX: Final = 4096
 _PURPOSE: Final = b"rollback\0"
@@ -358,7 +362,7 @@ class _Handler:
         metadata.rollback_error = None
         self._history.put_metadata(self._compensation.node, metadata)
         detail = self._history.detail(self._entry_id)
-        kept = {key: value for key, value in detail.items() if key not in ("rollback_attempts", "rollback_last_ms")}
+        kept = {key: value for key, value in detail.items() if key not in UNDOING}
         if kept != detail:
             self._put_detail(kept)
         await self._activation.commit()

@@ -4,7 +4,8 @@
 2. One operation at a time per scope, each awaited before the next is asked for: operations are recorded in the order in
    which they are asked for, and a scope whose operations overlap has no such order. Concurrency is what branches, each
    with a scope of its own, are for.
-3. What is recorded in a scope and was not asked for by its end, or before the code goes on to something new, is divergence.
+3. What is recorded in a scope and was not asked for by its end, or before the code goes on to something new, is divergence;
+   but for what was recorded after a failure that `recover()` has undone, which is there if the code asks for it.
    The rejected alternative, to look only at the end, ran a renamed step's function (and recorded it) before it noticed.
 4. A queue read `q` stores its entries under the derived names `q:count`, `q:deadline` and `q:0`, `q:1`, ...; an entry of the
    user's own by one of these names in the same scope is refused, whichever comes first.
@@ -129,6 +130,10 @@ class Scope:
         self.node: Node = node
         self.lane: Lane = lane or (Lane() if outer is None else outer.lane)
         self.unvisited: set[Segment] = set(node.children)
+        if activation.history.passable:
+            self.unvisited.difference_update(
+                s for s, child in node.children.items() if activation.history.may_be_passed(child)
+            )
         self.can_be_undone: bool = False
         self.has_checkpoint: bool = outer is not None and outer.has_checkpoint
         self.inner: dict[Scope, None] = {}
