@@ -12,9 +12,11 @@ import trio
 from harness import Crash, Fault, FaultyDriver, Host, Namespace, SimulatedCrashError, crashes, host
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from perdure.storage import Batch, StorageError, layout
+from perdure.storage import Batch, StorageError, decode_value, layout
 from perdure.workflow import (
+    Break,
     Context,
+    Continue,
     CriticalError,
     HistoryDivergedError,
     InvalidArgumentError,
@@ -24,6 +26,7 @@ from perdure.workflow import (
     RollbackError,
     RunMode,
     StepError,
+    StepOk,
     SuspendSignal,
     TrioClock,
     WorkflowCancelledError,
@@ -116,6 +119,21 @@ async def started(namespace: Namespace, mode: RunMode, workflow: Any) -> AsyncIt
     async with trio.open_nursery() as nursery:
         yield await start_workflow(nursery, "workflow-1", workflow, None, driver, mode=mode, clock=TrioClock())
         nursery.cancel_scope.cancel()
+
+
+async def process_restarts(ctx: Context) -> None:
+    """Where a test restarts the process."""
+    await ctx.queue.next("restart", names=["go"])
+
+
+async def loop_starts(namespace: Namespace) -> dict[int, object]:
+    """The starting states that are kept, by iteration."""
+    pairs = [
+        (layout.parse_loop_start_key(key), value)
+        for key, value in (await namespace.dump()).items()
+        if key.startswith(layout.LOOP_START_PREFIX)
+    ]
+    return {iteration: decode_value(value) for (_, iteration), value in pairs}
 
 
 async def failure_of(process: Host, workflow: Any) -> WorkflowFailedError:
@@ -386,6 +404,349 @@ class TestWhen:
             await process.restart()
             await failure_of(process, workflow)
         assert calls == ["flight", "hotel", *undone("hotel", "flight")]
+
+
+class TestPlaces:
+    """S35: wherever the steps are."""
+
+    async def test_iterations_that_are_retained_are_undone_with_the_state_they_began_with(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: of a finished loop; forgotten iterations, and those without anything to undo, keep no state."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def body(inner: Context, number: int) -> Continue[int] | Break[str]:
+                if number % 2 == 0:
+                    await inner.step(f"book {number}", do, f"book {number}", rollback=undo)
+                else:
+                    await inner.step("note", do, f"note {number}")
+                return Continue(number + 1) if number < 6 else Break("all")
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.loop("loop", body, 0, history_prune_interval=2, history_size=3)
+            await process_restarts(ctx)
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await process.stop(workflow)
+            kept = await loop_starts(namespace)
+            assert kept == {4: 4}, "iteration 6 began with the state in the loop's entry"
+            await process.restart()
+            await process.send("go")
+            await failure_of(process, workflow)
+        assert [call for call in calls if call[0] == "undo"] == undone("book 6", "book 4")
+        assert [context.path for context in contexts] == [("loop", 6, "book 6"), ("loop", 4, "book 4")]
+
+    async def test_a_loop_in_progress_is_undone_as_far_as_it_came(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: finished iterations and the one in progress; each body's own failure does not matter."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def body(inner: Context, number: int) -> Continue[int]:
+                await inner.step("book", do, f"book {number}", rollback=undo)
+                if number == 2:
+                    raise ValueError("full")
+                return Continue(number + 1)
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.loop("loop", body, 0)
+
+        async with host(namespace, mode) as process:
+            failure = await failure_of(process, workflow)
+        assert failure.error.message == "full"
+        assert [call[2] for call in calls if call[0] == "undo"] == ["book 2 done", "book 1 done", "book 0 done"]
+
+    async def test_starting_states_go_with_their_iterations(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35, S12: as many are kept as iterations are, also in a loop in a loop."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def outer(middle: Context, number: int) -> Continue[int] | Break[None]:
+                async def inner(innermost: Context, letter: str) -> Continue[str] | Break[None]:
+                    await innermost.step("book", do, f"{number}{letter}", rollback=undo)
+                    return Continue(letter + "x") if len(letter) < 3 else Break(None)
+
+                await middle.loop("inner", inner, "x", history_prune_interval=1, history_size=2)
+                return Continue(number + 1) if number < 4 else Break(None)
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.loop("outer", outer, 0, history_prune_interval=1, history_size=2)
+            await process_restarts(ctx)
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await process.stop(workflow)
+            keys = [key for key in await namespace.dump() if key.startswith(layout.LOOP_START_PREFIX)]
+            # The outer loop keeps one besides the one in its entry, and so does each of the two inner ones.
+            assert len(keys) == 3
+            await process.restart()
+            await process.send("go")
+            await failure_of(process, workflow)
+        assert [call[2] for call in calls if call[0] == "undo"] == ["4xxx done", "4xx done", "3xxx done", "3xx done"]
+
+    async def test_a_finished_loop_that_replay_passed_over_counts_for_the_iteration_around_it(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: the outer iteration's starting state is kept although this life saw none of the steps."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def outer(middle: Context, number: int) -> Continue[int]:
+                async def inner(innermost: Context, state: None) -> Break[None]:
+                    await innermost.step("book", do, f"book {number}", rollback=undo)
+                    return Break(None)
+
+                await middle.loop("inner", inner)
+                if number == 0:
+                    await process_restarts(middle)
+                    return Continue(1)
+                raise ValueError
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.loop("outer", outer, 0)
+
+        async with host(namespace, mode) as process:
+            await process.stop(workflow)
+            await process.restart()
+            await process.send("go")
+            await failure_of(process, workflow)
+        assert [call[2] for call in calls if call[0] == "undo"] == ["book 1 done", "book 0 done"]
+
+    async def test_branches_of_a_finished_join_are_undone_in_the_order_in_which_their_steps_completed(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: the order is that of completion, whatever branch a step is in and however the branches are listed."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            def branch(name: str, first_s: float, second_s: float) -> Any:
+                async def run(inner: Context) -> None:
+                    await inner.sleep("first", first_s)
+                    await inner.step("one", do, f"{name}1", rollback=undo)
+                    await inner.sleep("second", second_s)
+                    await inner.step("two", do, f"{name}2", rollback=undo)
+
+                return run
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.join("join", {"a": branch("a", 1, 5), "b": branch("b", 2, 1)})
+            await ctx.step("after", do, "after", rollback=undo)
+            await process_restarts(ctx)
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            result = await process.stop(workflow)
+            while result.waiting_for_messages is None:
+                await process.advance(0.5)
+                result = await process.stop(workflow)
+            assert calls == ["a1", "b1", "b2", "a2", "after"]
+            await process.restart()
+            await process.send("go")
+            await failure_of(process, workflow)
+        assert [call[2] for call in calls[5:]] == ["after done", "a2 done", "b2 done", "b1 done", "a1 done"]
+        assert contexts[1].path == ("join", "a", "two")
+
+    async def test_a_failed_join_undoes_its_failed_branches_too(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35, S30: what a branch did before it failed, and all that the others did."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def good(inner: Context) -> None:
+                await inner.step("hotel", do, "hotel", rollback=undo)
+
+            async def bad(inner: Context) -> None:
+                await inner.step("flight", do, "flight", rollback=undo)
+                await inner.step("car", fail)
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.join("join", {"good": good, "bad": bad})
+
+        async with host(namespace, mode) as process:
+            failure = await failure_of(process, workflow)
+        assert failure.name == "JoinError"
+        assert {call[1] for call in calls if call[0] == "undo"} == {"hotel", "flight"}
+
+    async def test_the_winner_of_a_race_is_undone_and_the_losers_are_gone(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35, S29: what the losers recorded was forgotten with the winner's batch."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def quick(inner: Context) -> str:
+                await inner.step("quick", do, "quick", rollback=undo)
+                await inner.sleep("rest", 1)
+                return "quick"
+
+            async def slow(inner: Context) -> None:
+                await inner.step("slow", do, "slow", rollback=undo)
+                await inner.sleep("rest", 100)
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.race("race", {"slow": slow, "quick": quick})
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await failure_of(process, workflow)
+        assert [call for call in calls if call[0] == "undo"] == undone("quick")
+
+    async def test_a_race_that_all_lost_undoes_every_branch(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            def branch(name: str) -> Any:
+                async def run(inner: Context) -> None:
+                    await inner.step("book", do, name, rollback=undo)
+                    raise ValueError(name)
+
+                return run
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.race("race", {"a": branch("a"), "b": branch("b")})
+
+        async with host(namespace, mode) as process:
+            failure = await failure_of(process, workflow)
+        assert failure.name == "RaceError"
+        assert sorted(call[2] for call in calls if call[0] == "undo") == ["a done", "b done"]
+
+    async def test_try_blocks_are_undone_whether_they_failed_or_not(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: their functions run over their entries, as on replay."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def good(inner: Context) -> None:
+                await inner.step("flight", do, "flight", rollback=undo)
+
+            async def bad(inner: Context) -> None:
+                await inner.step("hotel", do, "hotel", rollback=undo)
+                await inner.step("car", fail)
+
+            async def empty(inner: Context) -> None:
+                return None
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.try_block("good", good)
+            await ctx.try_block("bad", bad)
+            await ctx.try_block("empty", empty)
+            tried = await ctx.try_step("insurance", do, "insurance", rollback=undo)
+            assert isinstance(tried, StepOk)
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await failure_of(process, workflow)
+        assert [call for call in calls if call[0] == "undo"] == undone("insurance", "hotel", "flight")
+
+    async def test_a_checkpoint_inside_of_a_branch_counts_there_only(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: neither for the sibling, nor for what follows the join."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def branch(inner: Context) -> None:
+                await inner.rollback_checkpoint("c")
+                await inner.step("flight", do, "flight", rollback=undo)
+
+            await ctx.join("join", {"branch": branch})
+            await ctx.step("hotel", do, "hotel", rollback=undo)
+
+        async with host(namespace, mode) as process:
+            with pytest.raises(RollbackCheckpointError):
+                await process.ended(workflow)
+
+    @pytest.mark.parametrize("where", ["branch", "iteration", "block"])
+    async def test_code_that_changed_inside_of_something_finished_is_a_fault_if_it_leaves_something_out(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock, where: str
+    ) -> None:
+        """S4, S35: what a finished branch, iteration or block recorded is asked for, or nothing is undone."""
+        is_right = [True]
+
+        async def part(inner: Context, *_: object) -> Break[None] | None:
+            if is_right:
+                await inner.step("flight", do, "flight", rollback=undo)
+            else:
+                await inner.step("train", do, "train", rollback=undo)
+            return Break(None) if where == "iteration" else None
+
+        async def workflow(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("c")
+            if where == "branch":
+                await ctx.join("join", {"branch": part})
+            elif where == "iteration":
+                await ctx.loop("loop", part)
+            else:
+                await ctx.try_block("block", part)
+            await ctx.step("hotel", do, "hotel", rollback=refuse, retry_backoff_base=50)
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await process.stop(workflow)
+            await process.restart()
+            is_right.clear()
+            before = await namespace.dump()
+            with pytest.raises(HistoryDivergedError, match="flight"):
+                await process.ended(workflow)
+            assert await namespace.dump() == before
+        assert [call for call in calls if call[0] == "undo"] == []
+
+    @pytest.mark.parametrize("where", ["branch", "iteration"])
+    async def test_code_that_does_more_inside_of_something_finished_is_stopped_there_and_the_rest_is_undone(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock, where: str
+    ) -> None:
+        """S35: on replay a finished branch or iteration is a unit, so its code may have grown."""
+        has_grown: list[bool] = []
+
+        async def part(inner: Context, *_: object) -> Break[None] | None:
+            await inner.step("flight", do, "flight", rollback=undo)
+            if has_grown:
+                assert await inner.get_version("v", 2) == 1
+                await inner.removed("gone", "step")
+                await inner.step("seat", do, "seat", rollback=undo)
+            return Break(None) if where == "iteration" else None
+
+        async def workflow(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("c")
+            if where == "branch":
+                await ctx.join("join", {"branch": part})
+            else:
+                await ctx.loop("loop", part)
+            await ctx.step("hotel", do, "hotel", rollback=undo)
+            has_grown.append(True)
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await failure_of(process, workflow)
+        assert calls == ["flight", "hotel", *undone("hotel", "flight")]
+
+    async def test_a_message_is_not_completed_by_a_rollback(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S28, S35: neither where handlers are collected nor by one of them."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("c")
+            message = await ctx.queue.next("order", completable=True)
+
+            async def undo_late(rollback: RollbackContext, output: str) -> None:
+                with pytest.raises(MisuseError):
+                    await message.complete()
+                await undo(rollback, output)
+
+            await ctx.step("flight", do, "flight", rollback=undo_late)
+            if len(calls) == 1:
+                raise ValueError
+            await message.complete()
+
+        async with host(namespace, mode) as process:
+            await process.stop(workflow)
+            await process.send("order", 1)
+            with pytest.raises(MisuseError):
+                await process.ended(workflow)
+            entries = await namespace.entries()
+        assert calls[0] == "flight"
+        assert entries[("order:0",)].data["body"]["completed"] is False
 
 
 class TestChecks:

@@ -502,7 +502,10 @@ class History:
         self.pending.delete(layout.FAILURE_CAUSES_KEY)
 
     def let_pass(self, after: str, until: str) -> None:
-        """From now on the code may pass over what was recorded after one entry, up to another; "" is before all others."""
+        """From now on the code may pass over what was recorded after one entry, up to another.
+
+        "" is before all others; after it is also what another engine recorded, whose ids have no order.
+        """
         self.passable = _merged([*self.passable, (after, until)])
         self.pending.put(layout.PASSABLE_KEY, encode_value([list(pair) for pair in self.passable]))
 

@@ -129,10 +129,14 @@ def _let_pass(history: History, steps: list[_Place], forks: dict[_Place, set[str
             branch = None if number is None else place.node.children.get(number)
             ids = [] if branch is None else [node.entry.id for node in branch.walk() if node.entry is not None]
             firsts.append(max(ids, default=_entry_of(place).id))
-    if firsts:
-        recorded = [entry.id for entry in history.entries() if is_ordered(entry.id)]
-        first = min(entry_id if is_ordered(entry_id) else "" for entry_id in firsts)
-        history.let_pass(first, max(recorded, default=""))
+    if not firsts:
+        return
+    recorded = [entry.id for entry in history.entries()]
+    ordered = [entry_id for entry_id in recorded if is_ordered(entry_id)]
+    first = min(entry_id if is_ordered(entry_id) else "" for entry_id in firsts)
+    history.let_pass(first, max(ordered, default=""))
+    if len(ordered) < len(recorded):
+        history.let_pass("", "")  # another engine's ids do not say whether they came before or after
 
 
 def _entry_of(place: _Place) -> Entry:
