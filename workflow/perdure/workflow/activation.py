@@ -117,8 +117,8 @@ class Activation:
         self.waiting: Wait | None = None
         self.failure: BaseException | None = None
         self.collected: list[Compensation] | None = None
-        self.busy = 1
-        self.lanes = 1
+        self.busy: int = 1
+        self.lanes: int = 1
         self.mode: RunMode = "yield"
         self.is_running: bool = False
         self.is_draining: bool = False
