@@ -14,12 +14,15 @@ from perdure.workflow import (
     Break,
     Context,
     Continue,
+    CriticalError,
     DuplicateNameError,
     HistoryDivergedError,
     InvalidArgumentError,
     RemovableKind,
+    RollbackContext,
     RunMode,
     StepError,
+    WorkflowFailedError,
     WorkflowState,
 )
 
@@ -355,6 +358,47 @@ async def test_a_latest_version_that_is_none_is_refused_and_nothing_is_written(
         assert await process.finish(deployed(2**32 - 1)) == 2**32 - 1
 
 
+async def test_a_rollback_takes_the_recorded_way_and_decides_nothing(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S35, S2: run once more for its handlers, also by newer code, the function gets its versions, times and ids as they were."""
+
+    def deployed(latest: int) -> Function:
+        async def undo(ctx: RollbackContext, output: str) -> None:
+            calls.append(f"undo {output}")
+            if latest == 2:
+                raise KeyError("not yet")
+
+        async def fail() -> None:
+            calls.append("failed")
+            raise CriticalError("beyond repair")
+
+        async def workflow(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("checkpoint")
+            await ctx.removed("gone", "step")
+            version = await ctx.get_version("v", latest)
+            did = f"{version} at {await ctx.now('time')} by {ctx.uuid('id')} and {ctx.random('chance').random()}"
+            await ctx.step(f"do {version}", effect, did, rollback=undo, retry_backoff_base=60.0)
+            await ctx.step("fail", fail)
+            await ctx.removed("never met", "sleep")
+            await ctx.get_version("never asked", latest)
+            await ctx.now("never known")
+
+        return workflow
+
+    async with host(namespace, mode) as process:
+        result = await process.stop(deployed(2))
+        assert result.state is WorkflowState.ROLLING_BACK
+        before = set(await namespace.entries())
+        await process.restart()
+        process.clock.move(86400)
+        with pytest.raises(WorkflowFailedError, match="beyond repair"):
+            await process.finish(deployed(3))
+        assert set(await namespace.entries()) == before
+    did = calls[0]
+    assert calls == [did, "failed", f"undo {did}", f"undo {did}"]
+
+
 # removed.
 
 
@@ -409,6 +453,10 @@ async def run_block(ctx: Context) -> object:
     return await ctx.try_block("x", branch)
 
 
+async def check(ctx: Context) -> object:
+    return await ctx.rollback_checkpoint("x")
+
+
 async def decide(ctx: Context) -> object:
     return await ctx.get_version("x", 7)
 
@@ -424,6 +472,7 @@ RECORDED: dict[str, tuple[RemovableKind, Operation]] = {
     "join": ("join", run_join),
     "race": ("race", run_race),
     "block": ("try_block", run_block),
+    "checkpoint": ("rollback_checkpoint", check),
 }
 
 
