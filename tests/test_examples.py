@@ -1,5 +1,5 @@
 """The examples do what they say: the order survives two kills with one charge, the approval reminds and escalates, the
-report that is late is a summary.
+offer is made without the carriers that fail, the report that is late is a summary.
 """
 
 from __future__ import annotations
@@ -206,6 +206,39 @@ async def test_a_stop_does_not_start_the_patience_again(
 def lines_of(output: str) -> list[str]:
     """What was printed, without the alignment."""
     return [" ".join(line.split()) for line in output.splitlines()]
+
+
+def test_an_offer_is_made_without_the_carrier_that_refused(tmp_path: Path) -> None:
+    lines = lines_of(run_example("fan_out.py", "--depot", "up", directory=tmp_path))
+    assert lines[-3:] == [
+        "offer-1 completed slow-and-steady for 640 cents, 3 in stock",
+        "light-wings left out 2.5 kg are too heavy for us",
+        "requests made depot 1, light-wings 1, north-express 1, slow-and-steady 1",
+    ]
+
+
+def test_an_offer_that_failed_is_recovered_and_asks_only_what_failed(tmp_path: Path) -> None:
+    """S17, S30, S36: the join's error names the branch; what the other branches have is not asked for again."""
+    lines = lines_of(run_example("fan_out.py", directory=tmp_path))
+    failed = next(number for number, line in enumerate(lines) if line.startswith("offer-1 failed"))
+    assert sorted(lines[: failed - 1]) == [
+        "depot asked no answer",
+        "depot asked no answer",
+        "light-wings asked refused",
+        "north-express asked 1290 cents",
+        "slow-and-steady asked 640 cents",
+    ]
+    assert lines[failed - 1].startswith("depot failed StepExhaustedError: ")
+    assert lines[failed:] == [
+        "offer-1 failed JoinError",
+        "somebody repairs the depot, and calls recover()",
+        "depot asked 3 of teapot",
+        "offer-1 completed slow-and-steady for 640 cents, 3 in stock",
+        "light-wings left out 2.5 kg are too heavy for us",
+        "requests made depot 3, light-wings 1, north-express 1, slow-and-steady 1",
+    ]
+    again = lines_of(run_example("fan_out.py", directory=tmp_path))
+    assert again[-1] == "requests made none, it was completed by an earlier run"
 
 
 def test_a_report_that_is_late_is_a_summary_and_its_work_is_cancelled_and_forgotten(tmp_path: Path) -> None:
