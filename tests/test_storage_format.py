@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
-from perdure.storage import layout
+from perdure.storage import Batch, MemoryDriver, layout
 from perdure.storage.bare import Reader
 from perdure.storage.keys import pack, unpack
 from perdure.storage.limits import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES
@@ -38,7 +40,16 @@ from perdure.storage.schema import (
 from perdure.storage.sqlite_connection import PAGE_BYTES, WAL_PAGES_MAX
 from perdure.storage.sqlite_image import APPLICATION_ID, FILE_FORMAT
 from perdure.storage.values import decode_value
-from perdure.workflow import WorkflowState
+from perdure.workflow import (
+    Break,
+    Context,
+    Continue,
+    RollbackContext,
+    TrioClock,
+    WorkflowFailedError,
+    WorkflowState,
+    start_workflow,
+)
 from perdure.workflow.history import FORMAT_VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -318,6 +329,85 @@ def test_every_key_that_the_layout_has_is_in_the_table() -> None:
     listed = keys_listed()
     assert {", ".join(str(part) for part in unpack(key)) for key in fields.values()} <= listed
     assert {str(unpack(prefix)[0]) for prefix in prefixes.values()} | {"5"} == {key.partition(",")[0] for key in listed}
+
+
+class WatchedDriver(MemoryDriver):
+    """Notes every pair that is ever put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[tuple[bytes, bytes]] = []
+
+    async def batch(self, batch: Batch) -> None:
+        self.pairs += batch.puts
+        await super().batch(batch)
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        self.pairs += batch.puts
+        return super().batch_nowait(batch)
+
+
+async def everything(ctx: Context, _: object) -> None:
+    """Has something of each kind that leaves a detail, fails, and is undone at the second attempt."""
+
+    async def read(ctx: Context) -> str:
+        return (await ctx.queue.next("letter")).name
+
+    async def failing(ctx: Context) -> None:
+        raise ValueError("no")
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def undo(ctx: RollbackContext, output: str) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("not yet")
+
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[None]:
+        await ctx.step("do", read_nothing, rollback=undo, retry_backoff_base=0)
+        return Continue(count + 1) if count == 0 else Break(None)
+
+    await ctx.sleep("of a user:deadline", 0)
+    await ctx.race("first", {"read": read})
+    await ctx.rollback_checkpoint("checkpoint")
+    await ctx.loop("twice", body, 0)
+    await ctx.try_step("fail", fail, max_retries=0)
+    await ctx.join("all", {"failing": failing})
+
+
+async def read_nothing() -> str:
+    return "nothing"
+
+
+async def test_details_and_own_fields_that_are_stored_are_those_of_the_tables(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """S35, S36: nothing is written that the page does not have, and of details nothing is on it that is not written."""
+    driver = WatchedDriver()
+    async with trio.open_nursery() as nursery:
+        handle = await start_workflow(nursery, "workflow-1", everything, None, driver, clock=TrioClock())
+        await handle.message("letter", None, id="letter-1")
+        with pytest.raises(WorkflowFailedError):
+            await handle.result()
+        await handle.recover()
+        with pytest.raises(WorkflowFailedError):
+            await handle.result()
+    fields: set[str] = set()
+    keys: set[str] = set()
+    for key, value in driver.pairs:
+        first, *rest = unpack(key)
+        if first == 35:
+            fields |= decode_value(value).keys()
+        if isinstance(first, int) and first >= 32:
+            keys.add(f"{first}, {rest[0]}" if first == 32 else str(first))
+    table = text().partition("A detail (35) is a map")[2].partition("The error of a detail")[0]
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|", table, re.MULTILINE)
+    assert fields == {field for cell in cells for field in re.findall(r"`(\w+)`", cell)}
+    listed = keys_listed()
+    assert {key for key in keys if key.startswith("32")} <= listed
+    assert keys >= {"32, 1", "32, 4", "32, 5", "32, 10", "32, 12", "33", "34", "35", "36"}
+    assert "32, 8" not in keys
+    assert "32, 9" not in keys
 
 
 def test_numbers_and_texts_of_the_page_are_those_of_the_code() -> None:
