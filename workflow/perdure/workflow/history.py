@@ -54,7 +54,7 @@ def order_of_creation(entry: Entry) -> tuple[int, str, tuple[tuple[int, ...], ..
     Our ids tell it. The reference's are random: its entries come first, in order of location, which is the order of
     creation as far as names were used in the order of their numbers.
     """
-    if len(entry.id) == 36 and entry.id[14] == "7":
+    if is_ordered(entry.id):
         return 1, entry.id, ()
     return 0, "", order_of_location(entry.location)
 
