@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
-from harness import Crash, Fault, FaultyDriver, Host, Namespace, SimulatedCrashError, crashes, host
+from harness import Crash, Fault, FaultyDriver, Host, MovableClock, Namespace, SimulatedCrashError, crashes, host
+from moments import MomentDriver, Moments
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.storage import Batch, StorageError, decode_value, layout
@@ -36,6 +37,7 @@ from perdure.workflow import (
     WorkflowState,
     WorkflowSuspendedError,
     current_step,
+    run_workflow,
     start_workflow,
 )
 from perdure.workflow.activation import CRASH_LOOP_LIMIT
@@ -1258,6 +1260,151 @@ class TestEndings:
         repeated = [] if fault == "applied" else undone("hotel")
         assert calls == [*FORWARD, *undone("hotel"), *repeated, *undone("flight")]
         assert dict(failure.metadata) == {}
+
+
+class Trip:
+    """A trip that is undone, with a moment in each handler and one in the pause before a handler's second attempt."""
+
+    def __init__(self, moments: Moments) -> None:
+        self.moments = moments
+
+    async def undo(self, ctx: RollbackContext, output: str) -> None:
+        calls.append(("begin", ctx.step_name))
+        await self.moments.reached(f"in {ctx.step_name}")
+        if ctx.step_name == "hotel" and ctx.attempt == 1:
+            raise ConnectionError("not now")
+        await undo(ctx, output)
+
+    async def run(self, ctx: Context, _: object) -> None:
+        await ctx.rollback_checkpoint("c")
+        await ctx.step("flight", do, "flight", rollback=self.undo)
+        await ctx.step("hotel", do, "hotel", rollback=self.undo)
+        raise ValueError("no car")
+
+
+Act = Callable[[WorkflowHandle], Awaitable[None]]
+
+
+async def until_undone(
+    namespace: Namespace,
+    mode: RunMode,
+    at: int | None,
+    act: Act,
+    check: Callable[[Trip, WorkflowHandle], Awaitable[None]],
+) -> list[str]:
+    """Run the trip until it has failed, or until something was done to it at the given moment; then check."""
+    clock = MovableClock()
+    async with trio.open_nursery() as nursery:
+        handle: Any = None
+        moments = Moments(nursery, at, lambda: act(handle))
+        trip = Trip(moments)
+        driver = MomentDriver(await namespace.driver(), moments)
+        while not moments.was_reached:
+            moments.are_counted = False
+            handle = await start_workflow(nursery, "w-1", trip.run, None, driver, mode=mode, clock=clock)
+            moments.are_counted = True
+            while not moments.was_reached:
+                await wait_all_tasks_blocked()
+                await moments.reached("parked or ended")
+                if (await handle.get_state()).is_terminal or moments.was_reached:
+                    break
+                alarm_ms = await driver.get_alarm("w-1")
+                assert alarm_ms is not None, "something brings it back"
+                await trio.sleep(max(0.001, (alarm_ms - clock.now_ms()) / 1000))
+                if mode == "yield":
+                    break
+            if (await handle.get_state()).is_terminal:
+                break
+        if at is not None:
+            await moments.acted.wait()
+            await wait_all_tasks_blocked()
+        await check(trip, handle)
+        nursery.cancel_scope.cancel()
+    return moments.names
+
+
+class TestEveryMoment:
+    """S32, S33: from the first step to the end of the rollback."""
+
+    async def _count(self, make_namespace: Callable[[], Namespace], mode: RunMode) -> list[str]:
+        async def check(trip: Trip, handle: WorkflowHandle) -> None:
+            assert await handle.get_state() is WorkflowState.FAILED
+
+        async def nothing(handle: WorkflowHandle) -> None:
+            raise AssertionError("this run only counts")
+
+        names = await until_undone(make_namespace(), mode, None, nothing, check)
+        assert names.count("in hotel") == 2
+        assert names.count("in flight") == 1
+        calls.clear()
+        return names
+
+    async def test_cancel_ends_it_as_cancelled_with_no_alarm_and_no_more_work(
+        self, make_quick_namespace: Callable[[], Namespace], mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S32: in a handler, at each commit, in the pause; only once it has failed it stays so."""
+        names = await self._count(make_quick_namespace, mode)
+        ends: list[WorkflowState] = []
+        for at in range(len(names)):
+            namespace = make_quick_namespace()
+
+            async def cancel(handle: WorkflowHandle, namespace: Namespace = namespace) -> None:
+                await handle.cancel()
+                assert (await namespace.snapshot()).state.is_terminal, "durable once it returns"
+
+            async def check(trip: Trip, handle: WorkflowHandle, namespace: Namespace = namespace) -> None:
+                ends.append(await handle.get_state())
+                assert (await namespace.snapshot()).state is ends[-1]
+                assert await (await namespace.driver()).get_alarm("w-1") is None
+                before, stored = list(calls), await namespace.dump()
+                await trio.sleep(10_000)
+                kind = WorkflowCancelledError if ends[-1] is WorkflowState.CANCELLED else WorkflowFailedError
+                with pytest.raises(kind):
+                    await handle.result()
+                with pytest.raises(kind):
+                    await run_workflow("w-1", trip.run, None, await namespace.restart(), mode=mode)
+                assert calls == before
+                assert await namespace.dump() == stored
+
+            await until_undone(namespace, mode, at, cancel, check)
+            await namespace.close()
+        first_failed = ends.index(WorkflowState.FAILED)
+        assert len(ends) == len(names)
+        assert set(ends[:first_failed]) == {WorkflowState.CANCELLED}
+        assert set(ends[first_failed:]) == {WorkflowState.FAILED}
+        assert first_failed >= len(names) - 3, "only the last batch, or later, is too late"
+
+    async def test_evict_leaves_it_resumable_and_it_ends_elsewhere_as_if_never_stopped(
+        self, make_quick_namespace: Callable[[], Namespace], mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S33: no attempt is counted for it, and nothing is undone twice that was recorded."""
+        names = await self._count(make_quick_namespace, mode)
+        for at in range(len(names)):
+            namespace = make_quick_namespace()
+            calls.clear()
+            contexts.clear()
+
+            async def evict(handle: WorkflowHandle) -> None:
+                await handle.evict()
+
+            async def check(trip: Trip, handle: WorkflowHandle, namespace: Namespace = namespace, at: int = at) -> None:
+                before, stored = list(calls), await namespace.dump()
+                assert layout.IDLE_ACTIVATIONS_KEY not in stored, "an eviction is no crash"
+                await trio.sleep(0.0001)
+                assert calls == before
+                assert await namespace.dump() == stored
+                await namespace.restart()
+                trip.moments.are_counted = False
+                clock = handle._activation.clock  # type: ignore[attr-defined]
+                async with host(namespace, mode, workflow_id="w-1", clock=clock) as process:
+                    failure = await failure_of(process, trip.run)
+                assert (failure.name, dict(failure.metadata)) == ("ValueError", {}), names[at]
+                assert [context.attempt for context in contexts] == [2, 1], names[at]
+                undoings = [call for call in calls if call[0] == "undo"]
+                assert undoings == undone("hotel", "flight"), names[at]
+
+            await until_undone(namespace, mode, at, evict, check)
+            await namespace.close()
 
 
 class TestCrashes:
