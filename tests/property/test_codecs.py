@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from datetime import UTC, date, timedelta, timezone
 from typing import Any
 
 import pytest
-from cbor2 import frozendict
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from strategies import shape, text, values
 
 from perdure.storage.bare import Reader, Writer
 from perdure.storage.errors import DecodeError
@@ -54,9 +53,8 @@ from perdure.storage.schema import (
     encode_metadata,
 )
 from perdure.storage.value_encoder import _Encoding
-from perdure.storage.values import ErrorValue, TaggedValue, decode_value, encode_value, round_trip
+from perdure.storage.values import decode_value, encode_value, round_trip
 
-text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 
@@ -178,58 +176,6 @@ def test_uint_round_trips(value: int) -> None:
 
 
 # Values
-
-offsets = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-aware = st.datetimes(timezones=offsets).map(lambda moment: moment.replace(fold=0))  # no meaning in a fixed offset
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers() | st.integers(-(2**70), 2**70),
-    st.floats(),
-    text,
-    st.binary(max_size=30),
-    aware,
-    aware.map(lambda moment: moment.astimezone(UTC) if 1 < moment.year < 9999 else moment.replace(tzinfo=UTC)),
-    st.dates(date.min),
-    st.decimals(),
-    st.fractions(),
-    st.uuids(),
-)
-hashable_scalars = scalars.filter(lambda value: not (hasattr(value, "is_snan") and value.is_snan()))
-frozen = st.recursive(
-    hashable_scalars,
-    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
-    max_leaves=4,
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(text, inner, max_size=4),
-        st.dictionaries(frozen, inner, max_size=4),
-        st.sets(frozen, max_size=4),
-        st.builds(ErrorValue, text, text, inner),
-        st.builds(TaggedValue, st.integers(100_000, 2**64 - 1), inner),
-    ),
-    max_leaves=12,
-)
-
-
-def shape(value: object) -> object:
-    """Value and type of everything in it, comparable: NaNs equal each other, and sets have an order."""
-    match value:
-        case dict() | frozendict():
-            return (type(value).__name__, [(shape(key), shape(item)) for key, item in value.items()])
-        case list() | tuple():
-            return (type(value).__name__, [shape(item) for item in value])
-        case set() | frozenset():
-            return (type(value).__name__, sorted(repr(shape(item)) for item in value))
-        case ErrorValue():
-            return ("error", value.name, value.message, shape(value.cause))
-        case TaggedValue():
-            return ("tag", value.tag, shape(value.value))
-        case _:
-            return (type(value).__name__, repr(value))
 
 
 @given(values)
