@@ -14,6 +14,7 @@ import { createInterface } from "node:readline";
 import { setImmediate as nextTurn } from "node:timers/promises";
 
 import { decode, encode } from "cbor-x";
+import * as tuple from "fdb-tuple";
 import * as engine from "@rivetkit/workflow-engine";
 
 import { WORKFLOWS } from "./workflows.mjs";
@@ -117,7 +118,25 @@ class Driver {
 	}
 }
 
+/** Everything as the engine and its libraries write it once they have read it; what they cannot read, as the error. */
+async function rewrite({ values, keys, kv }) {
+	const read = (hex) => {
+		try {
+			return valueTo(valueFrom(hex)) ?? "f7";
+		} catch (error) {
+			return String(error);
+		}
+	};
+	const driver = new Driver({ kv, alarm: null, mail: [] }, { effects: [] });
+	const storage = await engine.loadStorage(driver);
+	for (const entry of storage.history.entries.values()) entry.dirty = true;
+	for (const metadata of storage.entryMetadata.values()) metadata.dirty = true;
+	await engine.flush(storage, driver);
+	return { values: values.map(read), keys: keys.map((key) => toHex(tuple.pack(key))), kv: driver.pairs() };
+}
+
 async function answer(request) {
+	if (request.action === "rewrite") return rewrite(request);
 	const world = { effects: [...request.effects] };
 	const driver = new Driver(request, world);
 	Date.now = () => request.now;

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +112,19 @@ class ReferenceEngine:
         pairs = [(key.hex(), value.hex()) for key, value in sorted(kv.items())]
         answer = self._ask(kv=pairs, alarm=None, mail=[], now=START_MS, effects=[], action="load")
         return dict(answer["entries"])
+
+    def rewrite(
+        self, *, values: Sequence[bytes] = (), keys: Sequence[Any] = (), kv: Mapping[bytes, bytes] | None = None
+    ) -> tuple[list[str], list[bytes], Dump]:
+        """What it makes of values and of a namespace that it reads and writes again, and its bytes for keys.
+
+        Returns:
+            The values as hex, or what was wrong with one; the keys, packed; all pairs.
+        """
+        pairs = [(key.hex(), value.hex()) for key, value in sorted((kv or {}).items())]
+        answer = self._ask(action="rewrite", values=[value.hex() for value in values], keys=keys, kv=pairs)
+        packed = [bytes.fromhex(key) for key in answer["keys"]]
+        return answer["values"], packed, {bytes.fromhex(key): bytes.fromhex(value) for key, value in answer["kv"]}
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, timedelta, timezone
+from typing import Any
 
 from cbor2 import frozendict
 from hypothesis import strategies as st
@@ -32,18 +33,25 @@ _frozen = st.recursive(
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
     max_leaves=4,
 )
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(text, inner, max_size=4),
-        st.dictionaries(_frozen, inner, max_size=4),
-        st.sets(_frozen, max_size=4),
-        st.builds(ErrorValue, text, text, inner),
-        st.builds(TaggedValue, st.integers(100_000, 2**64 - 1), inner),
-    ),
-    max_leaves=12,
-)
+
+
+def values_with(tags: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
+    """Values of every kind, with tagged ones of these tags among them."""
+    return st.recursive(
+        scalars,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4),
+            st.dictionaries(text, inner, max_size=4),
+            st.dictionaries(_frozen, inner, max_size=4),
+            st.sets(_frozen, max_size=4),
+            st.builds(ErrorValue, text, text, inner),
+            st.builds(TaggedValue, tags, inner),
+        ),
+        max_leaves=12,
+    )
+
+
+values = values_with(st.integers(100_000, 2**64 - 1))
 
 
 def shape(value: object) -> object:
