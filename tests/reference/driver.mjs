@@ -153,6 +153,8 @@ async function answer(request) {
 			const handle = engine.runWorkflow(WORKFLOW_ID, () => new Promise(() => {}), input, driver);
 			handle.result.catch(() => {});
 			await handle.recover();
+		} else if (request.action !== "run") {
+			await engine.replayWorkflowFromStep(WORKFLOW_ID, driver, request.action);
 		}
 		try {
 			const result = await engine.runWorkflow(WORKFLOW_ID, run, input, driver).result;

@@ -27,7 +27,7 @@ from vectors import Workflow, effects
 
 from perdure.storage import Batch, decode_value, encode_value, layout
 from perdure.storage.schema import MailboxMessage, decode_message, encode_message
-from perdure.workflow import RunMode, WorkflowFailedError
+from perdure.workflow import RunMode, WorkflowFailedError, replay_from_step
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / "build" / "reference"
@@ -84,7 +84,10 @@ class ReferenceEngine:
         self._process = process
 
     def run(self, position: Position, name: str, input: object, action: str = "run") -> Position:
-        """Run the workflow of that name in yield mode; "recover" makes a failed one runnable first."""
+        """Run the workflow of that name in yield mode.
+
+        With "recover" a failed one is made runnable first; with the id of a step's entry it is replayed from there.
+        """
         answer = self._ask(
             workflow=name,
             input=None if input is None else encode_value(input).hex(),
@@ -172,7 +175,10 @@ def reference_engine() -> Iterator[ReferenceEngine]:
 async def run_ours(
     namespace: Namespace, mode: RunMode, position: Position, fn: Workflow, input: object, action: str = "run"
 ) -> Position:
-    """Run the workflow in an empty namespace of ours, until it waits or has ended; the process dies then."""
+    """Run the workflow in an empty namespace of ours, until it waits or has ended; the process dies then.
+
+    `action` is that of `ReferenceEngine.run`.
+    """
     effects[:] = position.effects
     driver = await namespace.driver()
     await driver.batch(Batch(puts=_with_mail(position)))
@@ -190,6 +196,8 @@ async def run_ours(
     async with Host(namespace, mode, WORKFLOW_ID, MovableClock(position.now_ms)) as process:
         if action == "recover":
             await process.control("recover")
+        elif action != "run":
+            await replay_from_step(driver, action, clock=process.clock)
         try:
             stopped = await process.stop(fn, input)
         except WorkflowFailedError as error:

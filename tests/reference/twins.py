@@ -46,11 +46,18 @@ class Recover:
     """The failed workflow is made runnable again before the next run."""
 
 
+@dataclass(frozen=True)
+class Rewind:
+    """The workflow is replayed from a step before the next run."""
+
+    path: tuple[str | int, ...]
+
+
 class Again:
     """Nothing: the workflow is to be run again at once."""
 
 
-Event = Send | Alarm | Recover | Again
+Event = Send | Alarm | Recover | Rewind | Again
 
 
 @dataclass(frozen=True)
@@ -289,6 +296,15 @@ async def stubborn(ctx: Context, _: object) -> None:
     raise CriticalError("no seats")
 
 
+async def rewound(ctx: Context, at_ms: float) -> list[int]:
+    seen = [await ctx.step("first", flaky, "first", 0)]
+    await ctx.sleep_until("pause", at_ms / 1000)
+    seen.append(await ctx.step("second", flaky, "second", 0))
+    await ctx.sleep_until("end", 2 * at_ms / 1000)
+    seen.append(await ctx.step("third", flaky, "third", 0))
+    return seen
+
+
 def _recorded(file: str, *events: Event, ends: Any = None, **fields: Any) -> Script:
     last = stops_of(file)[-1]["result"]
     if "threw" in last:
@@ -414,5 +430,12 @@ SCRIPTS: dict[str, Script] = {
         effects=("first", "second", "third", "undo third 3", "undo second 1", "undo second 2", "undo first 1"),
         # A handler's failure is its message there, and its class and message here.
         differs=(("second",),),
+    ),
+    "rewound": Script(
+        rewound,
+        AT_MS,
+        (Alarm(), Alarm(), Rewind(("second",)), Rewind(("third",))),
+        [1, 2, 3],
+        ("first 1", "second 1", "third 1", "second 2", "third 2", "third 3"),
     ),
 }

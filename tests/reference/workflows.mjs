@@ -322,6 +322,15 @@ async function hidden(ctx, _, world) {
 	throw new CriticalError("no seats");
 }
 
+async function rewound(ctx, at, world) {
+	const seen = [await ctx.step("first", flaky(world, "first", 0))];
+	await ctx.sleepUntil("pause", at);
+	seen.push(await ctx.step("second", flaky(world, "second", 0)));
+	await ctx.sleepUntil("end", 2 * at);
+	seen.push(await ctx.step("third", flaky(world, "third", 0)));
+	return seen;
+}
+
 const within = (ctx, _, world) =>
 	ctx.join("outer", {
 		raced: {
@@ -487,6 +496,7 @@ export const WORKFLOWS = {
 	saga,
 	stubborn,
 	hidden,
+	rewound,
 	within,
 	describe,
 	carry,

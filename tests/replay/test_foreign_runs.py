@@ -22,7 +22,15 @@ from perdure.storage.schema import (
     encode_entry,
     encode_metadata,
 )
-from perdure.workflow import Context, RollbackContext, RunMode, StepError, WorkflowFailedError, WorkflowState
+from perdure.workflow import (
+    Context,
+    RollbackContext,
+    RunMode,
+    StepError,
+    WorkflowFailedError,
+    WorkflowState,
+    replay_from_step,
+)
 from perdure.workflow.history import History
 
 calls: list[str] = []
@@ -210,3 +218,33 @@ async def test_steps_that_completed_there_are_rolled_back_in_their_turn(
         with pytest.raises(WorkflowFailedError, match="no"):
             await process.finish(saga)
     assert calls[4:] == ["undo fourth", "undo third", "undo second", "undo first"]
+
+
+async def test_a_history_that_both_engines_recorded_is_replayed_from_a_step_with_all_that_follows_it(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S14, S16: what was recorded there after a step of ours goes as well, though its ids have no order."""
+
+    async def three(ctx: Context, _: object) -> None:
+        for name in ("first", "second", "third"):
+            await ctx.step(name, note, name)
+
+    async with host(namespace, mode) as process:
+        await process.stop(three)
+        await process.restart()
+        driver = await namespace.driver()
+        history = await History.load(process.workflow_id, driver)
+        first, second, third = sorted(history.entries(), key=lambda entry: entry.location)
+        metadata = history.metadata(third.id)
+        assert metadata is not None
+        theirs = third._replace(id="00000000-0000-4000-8000-000000000000")
+        puts = [
+            (layout.entry_key(theirs.location), encode_entry(theirs)),
+            (layout.metadata_key(theirs.id), encode_metadata(metadata)),
+        ]
+        await driver.batch(Batch(puts=puts, deletes=[layout.metadata_key(third.id)]))
+        await process.restart()
+        left = await replay_from_step(await namespace.driver(), second.id, clock=process.clock)
+        assert [entry.id for entry in left.entries] == [first.id]
+        await process.finish(three)
+    assert calls == ["first", "second", "third", "second", "third"]

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, cast
 
@@ -48,15 +48,15 @@ Path = tuple["str | int", ...]
 """A location as people read it: names, and numbers for loop iterations."""
 
 
-def order_of_creation(entry: Entry) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
-    """A key that sorts entries in the order in which they were recorded.
+def order_of_creation(entries: Iterable[Entry]) -> Callable[[Entry], tuple[Any, ...]]:
+    """What to sort these entries by, to have them in the order in which they were recorded.
 
-    Our ids tell it. The reference's are random: its entries come first, in order of location, which is the order of
-    creation as far as names were used in the order of their numbers.
+    Our ids tell it. The reference's are random, so where it recorded one of them the order is that of location, which is
+    the order of creation as far as names were used in the order of their numbers.
     """
-    if is_ordered(entry.id):
-        return 1, entry.id, ()
-    return 0, "", order_of_location(entry.location)
+    if all(is_ordered(entry.id) for entry in entries):
+        return lambda entry: (entry.id,)
+    return lambda entry: order_of_location(entry.location)
 
 
 def order_of_location(location: Location) -> tuple[tuple[int, ...], ...]:

@@ -176,7 +176,8 @@ def held_messages(history: History, *tops: Node) -> list[HeldMessage]:
                 message, is_completed = _message_of(cast("MessageEntry", node.entry.kind), f"entry {node.entry.id}")
                 if not is_completed:
                     held.append(HeldMessage(count.entry.id, node.entry, message))
-    held.sort(key=lambda held: order_of_creation(held.entry))
+    order = order_of_creation(message.entry for message in held)
+    held.sort(key=lambda message: order(message.entry))
     return held
 
 

@@ -15,7 +15,9 @@ The rejected alternative, the reference engine's, forgets the innermost loop as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from perdure.storage import Driver, layout
 from perdure.storage.schema import (
@@ -89,7 +91,7 @@ async def replay_from_step(
         if activation.is_new:
             raise RewindError("no workflow was ever started in this namespace", entry_id=entry_id, found=None)
         history = activation.history
-        rewind = _Rewind(history, entry_id)
+        rewind = _Rewind(history, entry_id, order_of_creation(history.entries()))
         rewind.decide()
         rewind.give_back(activation.mailbox)
         rewind.reopen()
@@ -128,6 +130,7 @@ class _Rewind:
     Attributes:
         history: Of what.
         entry_id: The id that was asked for.
+        order: What sorts entries in the order in which they were recorded.
         target: Where that step is; `None` if all is to be forgotten.
         forgotten: What goes, by entry id.
         changes: What stays and changes.
@@ -136,6 +139,7 @@ class _Rewind:
 
     history: History
     entry_id: str | None
+    order: Callable[[Entry], tuple[Any, ...]]
     target: Node | None = None
     forgotten: dict[str, Node] = field(default_factory=dict[str, Node])
     changes: list[tuple[Node, EntryKind]] = field(default_factory=list[tuple[Node, EntryKind]])
@@ -155,9 +159,9 @@ class _Rewind:
             self.forgotten = {entry.id: node for node, entry in recorded}
             return
         target = self._find_target(recorded)
-        first = order_of_creation(target)
+        first = self.order(target)
         self.target = self.history.node_at(target.location)
-        self.forgotten = {entry.id: node for node, entry in recorded if order_of_creation(entry) >= first}
+        self.forgotten = {entry.id: node for node, entry in recorded if self.order(entry) >= first}
         self._take_reads_whole()
         self._check_nothing_is_undone(recorded)
         for node in self.forgotten.values():
@@ -192,8 +196,8 @@ class _Rewind:
             )
         if not isinstance(target.kind, StepEntry):
             kind = KIND_NAMES[type(target.kind)]
-            first = order_of_creation(target)
-            steps = [(order_of_creation(entry), entry) for _, entry in recorded if isinstance(entry.kind, StepEntry)]
+            first = self.order(target)
+            steps = [(self.order(entry), entry) for _, entry in recorded if isinstance(entry.kind, StepEntry)]
             _, step = min(((order, entry) for order, entry in steps if order > first), default=(None, None))
             hint = "" if step is None else f"; the first step after it is {self._path_text(step)}, {step.id!r}"
             raise self._error(
@@ -220,7 +224,7 @@ class _Rewind:
         ]
         if all(entry.id in self.forgotten for entry in undone):
             return
-        first = min(undone, key=order_of_creation)
+        first = min(undone, key=self.order)
         raise self._error(
             f"step {self._path_text(first)} was rolled back, so the workflow cannot go on as if it were done; replay from "
             f"that step ({first.id!r}) or an earlier one, or use recover()",
