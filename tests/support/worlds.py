@@ -54,19 +54,29 @@ class World:
         return path
 
     async def step(self, ctx: Context, name: str, value: Any = None, seconds: float = 0.0, **options: Any) -> Any:
-        """A step that takes a while; acknowledged as it returns. An exception as the value is raised."""
+        """A step that takes a while; acknowledged as it returns, unless it is ephemeral."""
         path: list[Path] = []
+        result = await ctx.step(name, self.effect(value, seconds, path), **options)
+        if not options.get("ephemeral"):
+            self.acknowledged.update(path)
+        return result
+
+    def effect(
+        self, value: Any = None, seconds: float = 0.0, path: list[Path] | None = None
+    ) -> Callable[[], Awaitable[Any]]:
+        """A step's function that takes a while. An exception as the value is raised; a function of the attempt is called."""
 
         async def effect() -> Any:
-            path.append(self.begin())
+            begun = self.begin()
+            if path is not None:
+                path.append(begun)
             await trio.sleep(seconds)
-            if isinstance(value, Exception):
-                raise value
-            return value
+            result = value(current_step().attempt) if callable(value) else value
+            if isinstance(result, Exception):
+                raise result
+            return result
 
-        result = await ctx.step(name, effect, **options)
-        self.acknowledged.update(path)
-        return result
+        return effect
 
     def acknowledge(self, *path: str | int) -> None:
         """Nothing at or below this path is to happen again."""
