@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import pytest
@@ -15,6 +17,9 @@ from perdure.storage.sqlite_connection import Durability
 from perdure.workflow import RunMode
 
 MakeNamespace: TypeAlias = Callable[[], Namespace]
+
+_MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A directory that is never on a disk, where the system has one; else the usual one for temporary files."""
 
 # Two workers share two cores: a deadline would measure the neighbour.
 settings.register_profile("perdure", deadline=None)
@@ -54,10 +59,11 @@ async def make_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterat
 
 
 @pytest.fixture
-async def make_quick_namespace(driver_kind: DriverKind, tmp_path: Path) -> AsyncIterator[MakeNamespace]:
+async def make_quick_namespace(driver_kind: DriverKind) -> AsyncIterator[MakeNamespace]:
     """The same, but they do not wait for the disk: for hundreds of runs that end by the death of the process at worst."""
-    async with _namespaces(driver_kind, tmp_path, "normal") as make:
-        yield make
+    with TemporaryDirectory(dir=_MEMORY_DISK) as directory:
+        async with _namespaces(driver_kind, Path(directory), "normal") as make:
+            yield make
 
 
 @pytest.fixture

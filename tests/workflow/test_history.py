@@ -37,7 +37,7 @@ def put(history: History, path: tuple[str | tuple[str, int], ...], kind: object)
             segment = LoopIteration(history.number_of(part[0]), part[1])
         location.append(segment)
         node = node.children.setdefault(segment, Node())
-    history.put_entry(node, Entry(f"id-{next(ids):06}", tuple(location), kind))  # type: ignore[arg-type]
+    history.put_entry(node, Entry(f"018bcfe5-6800-7000-8000-{next(ids):012}", tuple(location), kind))  # type: ignore[arg-type]
     return node
 
 
@@ -239,3 +239,17 @@ def test_what_does_not_change_is_not_written() -> None:
     history.delete_detail("id-of-nothing")
     assert not history.pending.take()
     assert history.workflow_type == "order"
+
+
+async def test_the_last_id_is_the_largest_of_those_that_have_an_order(namespace: Namespace) -> None:
+    """S16: beside the reference engine's random ids, which may be larger as text, ours are found and go on from there."""
+    theirs, ours = "ffffffff-0000-4000-8000-000000000000", "018bcfe5-6800-7000-8000-000000000001"
+    driver = await namespace.driver()
+    history = History("w")
+    for number, entry_id in enumerate((ours, theirs)):
+        location = (history.number_of(f"step {number}"),)
+        node = history.root.children[location[0]] = Node()
+        history.put_entry(node, Entry(entry_id, location, StepEntry(None, None)))
+    await commit(driver, history)
+    assert (await History.load("w", driver)).last_entry_id == ours
+    await namespace.close()

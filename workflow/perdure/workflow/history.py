@@ -207,7 +207,8 @@ class History:
                 following = node.children[segment] = Node()
             node = following
         node.entry = entry
-        self.last_entry_id = max(self.last_entry_id, entry.id)
+        if entry.id > self.last_entry_id and is_ordered(entry.id):  # the reference's ids are random, and have no order
+            self.last_entry_id = entry.id
         if type(entry.kind) is not StepEntry:
             self._track(node, entry.location, entry.kind)
         if entry.id in self._metadata:
