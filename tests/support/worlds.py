@@ -150,13 +150,15 @@ async def explore(
     return await crashes(scenario, make_namespace, checked)
 
 
-async def outline(namespace: Namespace) -> list[Any]:
-    """History without ids and times, by place."""
+async def outline(namespace: Namespace, *, with_losers: bool = True) -> list[Any]:
+    """History without ids and times, by place; `with_losers` unless it is no matter at what a race's losers were stopped."""
     lines: list[Any] = []
     for entry in (await namespace.snapshot()).entries:
         data = {key: value for key, value in entry.data.items() if key != "deadline_ms"}
         if isinstance(data.get("body"), dict):
             data["body"] = {key: data["body"][key] for key in ("name", "body", "completed")}
+        if entry.kind == "race" and not with_losers:
+            data["branches"] = data["branches"][data["winner"]]
         metadata = entry.metadata
         lines.append((entry.path, entry.kind, data, metadata and (metadata.status, metadata.attempts, metadata.error)))
     return sorted(lines, key=repr)
