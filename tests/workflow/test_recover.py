@@ -26,6 +26,7 @@ from perdure.workflow import (
     StepError,
     WorkflowCancelledError,
     WorkflowFailedError,
+    current_step,
 )
 
 calls: list[Any] = []
@@ -456,6 +457,41 @@ class TestUndone:
             await recover(process, how)
             assert await process.ended(workflow) == "car done"
         assert calls == first + again + ["flight", "hotel", "car"]
+
+    async def test_an_undone_step_that_runs_again_has_other_idempotency_keys(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S36: or a service that honours them would answer with what was undone; each is stable over attempts and restarts."""
+        keys: list[tuple[str, str]] = []
+
+        async def book(name: str) -> None:
+            keys.append((f"do {name}", current_step().idempotency_key))
+            if name == "car" or current_step().attempt == 1:
+                raise ConnectionError("not now")
+
+        async def cancel(ctx: RollbackContext, output: object) -> None:
+            keys.append((f"undo {ctx.step_name}", ctx.idempotency_key))
+            if ctx.attempt == 1:
+                raise ConnectionError("not now")
+
+        async def workflow(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("c")
+            await ctx.step("flight", book, "flight", rollback=cancel)
+            await ctx.step("car", book, "car", max_retries=0)
+
+        async with host(namespace, mode) as process:
+            for _ in range(3):
+                await fails(process, workflow)
+                await process.restart()
+                await process.control("recover")
+                await process.restart()
+        seen = {what: [key for name, key in keys if name == what] for what in ("do flight", "undo flight", "do car")}
+        for what in ("do flight", "undo flight"):
+            assert len(seen[what]) == 6
+            assert seen[what][::2] == seen[what][1::2], "one key for all attempts"
+            assert len(set(seen[what])) == 3, "and another each time it is undone"
+        assert len(set(seen["do car"])) == 1, "what failed may have had its effect all the same"
+        assert len({key for _, key in keys}) == 7
 
     async def test_after_a_rollback_that_gave_up_what_was_undone_runs_again_and_the_counts_are_fresh(
         self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -24,15 +25,16 @@ from perdure.workflow.errors import FaultError, SuspendSignal
 from perdure.workflow.ids import derived_uuid
 
 if TYPE_CHECKING:
-    from perdure.workflow.history import History, Path
+    from perdure.workflow.history import Path
     from perdure.workflow.scope import Operation, Scope
 
-__all__ = ["derive_random", "derive_rollback_key", "derive_uuid", "run_now"]
+__all__ = ["derive_random", "derive_rollback_key", "derive_step_key", "derive_uuid", "run_now"]
 
 # What is derived for; part of what the values come from; never change or reuse.
 _UUID: Final = 1
 _RANDOM: Final = 2
 _ROLLBACK: Final = 3
+_REDONE: Final = 4
 
 
 def derive_uuid(scope: Scope, name: str) -> UUID:
@@ -56,14 +58,21 @@ def _derive(scope: Scope, name: str, method: str, purpose: int) -> UUID:
         activation.fault(error)
         raise
     history = activation.history
-    path = (part if isinstance(part, str) else (part,) for part in history.path_of(scope.location))
-    return derived_uuid(history.seed or b"", pack((*path, name, purpose)))
+    return derived_uuid(history.seed or b"", pack((*_parts(history.path_of(scope.location)), name, purpose)))
 
 
-def derive_rollback_key(history: History, path: Path) -> str:
-    """The idempotency key for undoing the step at this place: the same on every run, and another than the step's own."""
-    parts = (part if isinstance(part, str) else (part,) for part in path)
-    return str(derived_uuid(history.seed or b"", pack((*parts, _ROLLBACK))))
+def derive_step_key(seed: bytes, path: Path, undone: int) -> str:
+    """The idempotency key of the step at this place, which was undone so often: what follows is to have effect again."""
+    return str(derived_uuid(seed, pack((*_parts(path), _REDONE, undone) if undone else tuple(_parts(path)))))
+
+
+def derive_rollback_key(seed: bytes, path: Path, undone: int) -> str:
+    """The idempotency key for undoing the step at this place, which was undone so often before."""
+    return str(derived_uuid(seed, pack((*_parts(path), _ROLLBACK, *([undone] if undone else [])))))
+
+
+def _parts(path: Path) -> Iterator[str | tuple[int]]:
+    return (part if isinstance(part, str) else (part,) for part in path)
 
 
 async def run_now(operation: Operation) -> float:

@@ -1,7 +1,8 @@
 """`recover()`: what of a failed workflow's history is to happen again. Decided here, on plain data; nothing is awaited.
 
 1. Reset are: the exhausted steps and the failed branches among the causes of the failure, and the steps that were undone.
-   They are as if they had not run, and run again with fresh counts.
+   They are as if they had not run, and run again with fresh counts. An undone step is to have effect again, so it gets another
+   idempotency key: its detail counts how often it was undone.
 2. What encloses one of them is reopened: a settled branch runs again over what it recorded, a decided race is undecided, a
    loop goes back to the earliest iteration that holds one. An iteration whose starting state is not known stays as it is.
 3. Nothing else changes: what was recorded replays. But the code may take another way once what failed has succeeded, so what
@@ -155,7 +156,11 @@ def _reset_step(history: History, node: Node) -> None:
     assert metadata is not None, "a step that has an outcome has metadata"
     history.change(node, StepEntry(None, None))
     history.put_metadata(node, EntryMetadata(created_at_ms=metadata.created_at_ms))
-    history.delete_detail(entry.id)
+    undone = history.detail(entry.id).get("undone", 0) + (metadata.rollback_completed_at_ms is not None)
+    if undone:
+        history.put_detail(entry.id, {"undone": undone})
+    else:
+        history.delete_detail(entry.id)
 
 
 def _reopen_around(history: History, steps: list[_Place], forks: dict[_Place, set[str]]) -> None:

@@ -344,13 +344,14 @@ class _Handler:
     def _context(self, number: int) -> RollbackContext:
         from perdure.workflow.context import WorkflowLogger
 
+        detail = self._history.detail(self._entry_id)
         return RollbackContext(
             self._history.workflow_id,
             self._compensation.name,
             self._compensation.path,
             number,
             self._error,
-            derive_rollback_key(self._history, self._compensation.path),
+            derive_rollback_key(self._history.seed or b"", self._compensation.path, detail.get("undone", 0)),
             WorkflowLogger(self._scope),
             self._activation,
         )

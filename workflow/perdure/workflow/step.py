@@ -27,7 +27,6 @@ import trio
 
 from perdure.storage import decode_value
 from perdure.storage.errors import EncodeError
-from perdure.storage.keys import pack
 from perdure.storage.schema import Entry, EntryMetadata, EntryStatus, StepEntry
 from perdure.workflow.activation import Activation
 from perdure.workflow.checks import (
@@ -38,6 +37,7 @@ from perdure.workflow.checks import (
     is_coroutine_function,
     ms_ceil,
 )
+from perdure.workflow.derived import derive_step_key
 from perdure.workflow.errors import (
     ErrorInfo,
     FailureKind,
@@ -59,7 +59,6 @@ from perdure.workflow.failures import (
 )
 from perdure.workflow.history import Node, Path
 from perdure.workflow.hooks import StepErrorEvent
-from perdure.workflow.ids import derived_uuid
 from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
 from perdure.workflow.typed import Converter, returns, round_trip
@@ -97,15 +96,16 @@ class StepInfo:
     path: tuple[str | int, ...]
     attempt: int
     _seed: bytes
+    _undone: int = 0
 
     @property
     def idempotency_key(self) -> str:
         """A UUID for this step of this workflow: the same for every attempt, also after restarts; no other step has it.
 
-        Hand it to services that accept one: effects outside of the workflow happen at least once.
+        Hand it to services that accept one: effects outside of the workflow happen at least once. A step that was undone
+        and runs again, after `recover()`, has another key: it is to have effect again.
         """
-        parts = tuple(part if isinstance(part, str) else (part,) for part in self.path)
-        return str(derived_uuid(self._seed, pack(parts)))
+        return derive_step_key(self._seed, self.path, self._undone)
 
 
 _current_step: ContextVar[_Attempts] = ContextVar("perdure_current_step")
@@ -411,7 +411,10 @@ class _Attempts:
     def info(self) -> StepInfo:
         """What the function may know of its step; made when asked for, as few ask."""
         history = self._activation.history
-        return StepInfo(history.workflow_id, self._operation.name, self._path(), self._number, history.seed or b"")
+        undone = self._lasting_detail().get("undone", 0)
+        return StepInfo(
+            history.workflow_id, self._operation.name, self._path(), self._number, history.seed or b"", undone
+        )
 
     @property
     def number(self) -> int:
@@ -470,13 +473,13 @@ class _Attempts:
         # The reference keeps the last failed attempt's text beside the output; a large output leaves no room for it.
         last_error = None if self._node is None else self._recorded_text(self._node)
         if last_error is not None:
-            activation.history.delete_detail(self._entry_id())
+            self._put_detail({})
             if data is not None and len(data) + len(last_error.encode()) > activation.user_bytes_max:
                 last_error = None
         self._record(StepEntry(data, last_error))
         if self._options.rollback is not None:
             self._operation.scope.can_be_undone = True
-            activation.history.put_detail(self._entry_id(), {"completed": activation.history.next_completion()})
+            self._put_detail({"completed": activation.history.next_completion()})
         return value
 
     async def _fail(self, error: Exception) -> None:
@@ -518,7 +521,7 @@ class _Attempts:
         self._metadata.status = status
         self._metadata.error = text
         self._record(StepEntry(None, text))
-        self._activation.history.put_detail(self._entry_id(), {"kind": kind, "error": info_to_map(info)})
+        self._put_detail({"kind": kind, "error": info_to_map(info)})
         if self._activation.watch is not None and not is_known:
             event = self._error_event(info, will_retry=status is EntryStatus.FAILED)
             self._activation.watch.note(event, self._entry_id())
@@ -550,6 +553,18 @@ class _Attempts:
 
     def _recorded_text(self, node: Node) -> str | None:
         return node.entry.kind.error if node.entry and isinstance(node.entry.kind, StepEntry) else None
+
+    def _put_detail(self, facts: dict[str, Any]) -> None:
+        history, detail = self._activation.history, self._lasting_detail() | facts
+        if detail:
+            history.put_detail(self._entry_id(), detail)
+        else:
+            history.delete_detail(self._entry_id())
+
+    def _lasting_detail(self) -> dict[str, Any]:
+        """What is kept of an earlier life of the step: how often it was undone, if it was."""
+        undone = 0 if self._node is None else self._activation.history.detail(self._entry_id()).get("undone", 0)
+        return {"undone": undone} if undone else {}
 
     def _entry_id(self) -> str:
         node = self._node
