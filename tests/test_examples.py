@@ -298,3 +298,46 @@ async def test_the_deadline_comes_when_the_first_run_said_though_the_work_begins
         "page 2: cancelled half-way",
         "summary: written",
     ]
+
+
+BOOKED_TWICE = [
+    "flight book Lisbon -> flight-1",
+    "hotel book Lisbon -> hotel-2",
+    "bank refuse 48900 cents",
+    "hotel cancel hotel-2 -> hotel-3",
+]
+
+
+def test_a_trip_that_cannot_be_paid_is_undone_last_booking_first(tmp_path: Path) -> None:
+    """S35: and is booked anew, under other keys, once it is recovered (S36)."""
+    assert lines_of(run_example("saga.py", directory=tmp_path)) == [
+        *BOOKED_TWICE,
+        "flight cancel flight-1 -> flight-4",
+        "trip-1 failed: the card was refused",
+        "flight undone",
+        "hotel undone",
+        "pay exhausted",
+    ]
+    assert lines_of(run_example("saga.py", "--card", "ok", directory=tmp_path)) == [
+        "flight book Lisbon -> flight-5",
+        "hotel book Lisbon -> hotel-6",
+        "bank charge 48900 cents -> bank-7",
+        "mail confirm flight-5 and hotel-6 and bank-7",
+        "trip-1 booked: flight-5, hotel-6, bank-7",
+        "flight completed",
+        "hotel completed",
+        "pay completed",
+        "confirm completed",
+    ]
+
+
+def test_a_trip_that_is_killed_while_it_is_undone_is_undone_by_the_next_process(tmp_path: Path) -> None:
+    """S35: the cancellation that was not recorded is asked for once more, under the same key."""
+    killed = run_example("saga.py", "--crash", directory=tmp_path, status=-signal.SIGKILL)
+    assert lines_of(killed) == BOOKED_TWICE
+    assert lines_of(run_example("saga.py", directory=tmp_path))[:3] == [
+        "hotel cancel hotel-2 -> hotel-3 (known already)",
+        "flight cancel flight-1 -> flight-5",
+        "trip-1 failed: the card was refused",
+    ]
+    assert "trip-1 booked" in run_example("saga.py", "--card", "ok", directory=tmp_path)

@@ -54,7 +54,11 @@ class WorkflowHandle(Protocol):
         ...
 
     async def recover(self) -> None:
-        """Run a failed workflow again: what failed it gets a fresh count of attempts. Without effect on any other."""
+        """Run a failed workflow again, over what is recorded. Durable on return; without effect on one that did not fail.
+
+        What failed it (steps, and the branches of joins and races) has fresh attempts, and so have steps that were undone,
+        which get other idempotency keys. What was recorded after the failure need not be asked for by the code any more.
+        """
         ...
 
     async def evict(self) -> None:
