@@ -33,6 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "inspector": {"storage", "workflow", "actors"},
 }
 
+TYPING_ONLY = {"typing_extensions"}
+"""What type checkers bring along: no dependency, as it is imported under `TYPE_CHECKING` only, which another test checks."""
+
 HEAVY = [
     "sqlite_utils",
     "click",
@@ -162,7 +165,26 @@ def test_third_party_imports_are_declared(module: Module) -> None:
         declared += extra
     names = {re.split(r"[\s<>=!~;\[]", requirement)[0].replace("-", "_").lower() for requirement in declared}
     used = {name.split(".")[0] for _, name in module.imports()}
-    assert used - set(sys.stdlib_module_names) - names - {"perdure"} == set()
+    assert used - set(sys.stdlib_module_names) - names - {"perdure"} - TYPING_ONLY == set()
+
+
+@each_module
+def test_what_only_type_checkers_bring_is_imported_for_them_only(module: Module) -> None:
+    guarded = {
+        name
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for name in ast.walk(statement)
+    }
+    wrong = [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and node not in guarded
+        and {(getattr(node, "module", None) or node.names[0].name).split(".")[0]} & TYPING_ONLY
+    ]
+    assert wrong == []
 
 
 def test_imports_of_every_form_are_seen() -> None:

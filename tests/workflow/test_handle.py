@@ -34,7 +34,7 @@ async def work(value: str = "done") -> str:
     return value
 
 
-async def asking(ctx: Context, question: str) -> list[Any]:
+async def asking(ctx: Context, question: Any) -> list[Any]:
     done = await ctx.step("work", work)
     message = await ctx.queue.next("answer", names=["answer"])
     return [question, done, message.body]

@@ -88,7 +88,7 @@ class TestEnded:
     """S34: started again with newer code, nothing runs and nothing is written."""
 
     async def _again(self, namespace: Namespace, mode: RunMode) -> WorkflowResult:
-        async def newer(ctx: Context, given: Any) -> str:
+        async def newer(ctx: Context, given: Any) -> Any:
             calls.append("newer")
             await ctx.step("another", work)
             return "newer"

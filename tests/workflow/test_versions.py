@@ -306,7 +306,7 @@ async def test_a_crash_at_any_write_changes_no_version_that_was_acted_on(
     """S2, S39: each deployment after a crash knows a newer version; what a step did and what is recorded agree."""
     deployments = 0
 
-    async def workflow(ctx: Context, latest: int) -> list[list[int]]:
+    async def workflow(ctx: Context, _: object) -> list[list[int]]:
         async def body(inner: Context, seen: list[int]) -> Continue[list[int]] | Break[list[int]]:
             version = await inner.get_version("v", deployments)
             acted = await inner.step("act", effect, version)

@@ -8,15 +8,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
 from perdure.actors.catalog import CatalogedDriver
-from perdure.storage import decode_value
-from perdure.workflow import Workflow, WorkflowState
+from perdure.workflow import Context, Workflow, WorkflowState
 from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.run import ending_error
+from perdure.workflow.typed import decode_output
 
 __all__ = ["Actor"]
 
@@ -59,6 +60,11 @@ class Actor:
             and self.activation.closing is None
             and not self.activation.history.state.is_terminal
         )
+
+    @property
+    def function(self) -> Callable[[Context, Any], Awaitable[Any]] | None:
+        """Its function, if that is known."""
+        return None if self.definition is None else self.definition.function
 
     @property
     def is_usable(self) -> bool:
@@ -133,9 +139,9 @@ class Actor:
         Raises:
             WorkflowFailedError: It failed.
             WorkflowCancelledError: It was cancelled.
+            StoredValueError: The function's annotation says another type than that of what is stored.
         """
         error = ending_error(self.activation)
         if error is not None:
             raise error
-        output = self.activation.history.output
-        return None if output is None else decode_value(output)
+        return decode_output(self.function, self.activation.history.output)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.storage import decode_value
 from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
 from perdure.workflow.history import History
 from perdure.workflow.snapshot import error_of, history_entries
+from perdure.workflow.typed import decode_output
 
 if TYPE_CHECKING:
     from perdure.actors.actor import Actor
@@ -105,9 +105,10 @@ class ActorHandle:
         return (await self._settled()).state
 
     async def get_output(self) -> Any:
-        """What it returned, or `None`."""
-        output = (await self._settled()).output
-        return None if output is None else decode_value(output)
+        """What it returned, typed by its function's annotation where that is registered, or `None`."""
+        actor = await self._settled_actor()
+        output = actor.activation.history.output
+        return None if output is None else decode_output(actor.function, output)
 
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
@@ -120,6 +121,9 @@ class ActorHandle:
 
     async def _settled(self) -> History:
         """What is recorded, once it is durable."""
+        return (await self._settled_actor()).activation.history
+
+    async def _settled_actor(self) -> Actor:
         async with self._residents.using(self._workflow_id) as actor:
             await actor.activation.settled()
-        return actor.activation.history
+        return actor

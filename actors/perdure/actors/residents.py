@@ -216,7 +216,7 @@ class Residents:
         driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
         try:
             activation = await self._load(workflow_id, driver)
-            activation.create(definition.name, input)
+            activation.create(definition.name, input, definition.function)
             await activation.commit_from_outside()
             return self._admit(driver, activation, definition)
         except BaseException:

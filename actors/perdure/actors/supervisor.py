@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from os import PathLike
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 import trio
 
@@ -27,7 +27,7 @@ from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.errors import WorkflowExistsError
 from perdure.actors.handle import ActorHandle
 from perdure.actors.residents import Residents
-from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value, encode_value
+from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value
 from perdure.workflow import (
     Clock,
     Context,
@@ -40,8 +40,12 @@ from perdure.workflow import (
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.checks import check_duration, check_workflow_id
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
+from perdure.workflow.typed import encode_input
 
 __all__ = ["Supervisor", "open_supervisor"]
+
+InputT = TypeVar("InputT")
+OutputT = TypeVar("OutputT")
 
 _log = logging.getLogger("perdure.actors")
 
@@ -182,7 +186,20 @@ class Supervisor:
         self._work_scope = trio.CancelScope(shield=True)
         self._interruption: BaseException | None = None
 
-    async def spawn(self, workflow: WorkflowLike | str, workflow_id: str, input: object = None) -> WorkflowHandle:
+    @overload
+    async def spawn(
+        self, workflow: Callable[[Context, InputT], Awaitable[OutputT]], workflow_id: str, input: InputT
+    ) -> WorkflowHandle[OutputT]: ...
+
+    @overload
+    async def spawn(
+        self, workflow: Callable[[Context, None], Awaitable[OutputT]], workflow_id: str
+    ) -> WorkflowHandle[OutputT]: ...
+
+    @overload
+    async def spawn(self, workflow: str, workflow_id: str, input: object = None) -> WorkflowHandle: ...
+
+    async def spawn(self, workflow: WorkflowLike | str, workflow_id: str, input: object = None) -> WorkflowHandle[Any]:
         """Start a workflow, or find it started: same id, same workflow and equal input give the existing one.
 
         Durable on return: the workflow will run, whatever happens to this process. Cancelled, it may have been started.
@@ -190,17 +207,18 @@ class Supervisor:
         Args:
             workflow: One of those given to `open_supervisor`, or its name.
             workflow_id: Any non-empty text.
-            input: What its function gets; anything that a step could return.
+            input: What its function gets; anything that a step could return, and what the annotation of its parameter says.
 
         Raises:
             WorkflowExistsError: The id is taken by another workflow, or by this one with another input.
             UnregisteredWorkflowError: The workflow was not given to `open_supervisor`.
+            InvalidArgumentError: The input does not fit the annotation; nothing was written.
             EncodeError: The input cannot be stored.
             SupervisorClosedError: The supervisor is leaving its block.
         """
         check_workflow_id(workflow_id)
         definition = self._registered(workflow)
-        encoded = encode_value(input, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES, what="the workflow's input")
+        encoded = encode_input(definition.function, input, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES)
         await trio.lowlevel.checkpoint()
 
         def check(actor: Actor) -> None:

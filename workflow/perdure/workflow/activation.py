@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from perdure.storage import Batch, Driver, FormatVersionError, decode_value, encode_value, layout
+from perdure.storage import Batch, Driver, FormatVersionError, encode_value, layout
 from perdure.storage.errors import EncodeError, StorageError
 from perdure.storage.schema import MailboxMessage, SleepEntry, SleepState
 from perdure.workflow.checks import check_message_id, check_message_name
@@ -36,6 +36,7 @@ from perdure.workflow.errors import (
     FaultError,
     SuspendSignal,
     UserCancellationError,
+    ValueTypeError,
     WorkflowEndedError,
 )
 from perdure.workflow.failures import causes_of, describe, info_to_map
@@ -43,9 +44,11 @@ from perdure.workflow.history import FORMAT_VERSION, History, Node
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Letter, Mailbox
+from perdure.workflow.plain import to_plain
 from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
+from perdure.workflow.typed import decode_input, encode_input, returns, round_trip
 from perdure.workflow.waits import Parking, Wait, merge
 from perdure.workflow.watch import Watch
 
@@ -193,13 +196,14 @@ class Activation:
         waiting = self.waiting
         return any(waiting is None or waiting.wants(name) for name in self.mailbox.names())
 
-    def create(self, workflow_type: str, input_value: object) -> None:
-        """Begin a new workflow; durable with the next commit.
+    def create(self, workflow_type: str, input_value: object, function: Callable[..., Any] | None = None) -> None:
+        """Begin a new workflow, with an input for its function; durable with the next commit.
 
         Raises:
-            EncodeError: The input cannot be stored.
+            InvalidArgumentError: The input does not fit the function's annotation.
+            EncodeError: It cannot be stored.
         """
-        data = encode_value(input_value, bytes_max=self.user_bytes_max, what="the workflow's input")
+        data = encode_input(function, input_value, bytes_max=self.user_bytes_max)
         self.history.create(workflow_type, data, self.ids.random_bytes(16))
 
     async def commit(self) -> None:
@@ -393,7 +397,8 @@ class Activation:
             EncodeError: The body cannot be stored.
         """
         check_message_name(name)
-        data = encode_value(body, bytes_max=self.user_bytes_max, what=f"the body of message {name!r}")
+        what = f"the body of message {name!r}"
+        data = encode_value(body, bytes_max=self.user_bytes_max, what=what, to_plain=to_plain)
         if message_id is not None:
             check_message_id(message_id)
             await self.mailbox.load_known_ids(self.driver)
@@ -536,7 +541,7 @@ class Activation:
             if self.history.state is not WorkflowState.ROLLING_BACK:
                 value, error = await self.call(function)
                 if self.closing is None:
-                    await self._end(value, error)
+                    await self._end(function, value, error)
             if self.history.state is WorkflowState.ROLLING_BACK and self.closing is None:
                 await roll_back(self, function)
             await self._settle_closing()
@@ -557,7 +562,12 @@ class Activation:
         from perdure.workflow.context import Context
 
         scope = Scope(self, (), self.history.root)
-        input_value = decode_value(self.history.input) if self.history.input is not None else None
+        try:
+            returns(function)  # an annotation that cannot be used is told before anything runs
+            input_value = decode_input(function, self.history.input)
+        except FaultError as fault:
+            self.fault(fault)
+            raise
         value, error = await self.guarded(lambda: function(Context(scope), input_value))
         if self.closing is None:
             try:
@@ -625,14 +635,15 @@ class Activation:
                 assert self._error is not None, "these reasons come with an error"
                 raise self._error
 
-    async def _end(self, value: object, error: BaseException | None) -> None:
+    async def _end(
+        self, function: Callable[[Context, Any], Awaitable[Any]], value: object, error: BaseException | None
+    ) -> None:
         if error is None:
             try:
-                data = None
-                if value is not None:
-                    data = encode_value(value, bytes_max=self.user_bytes_max, what="the workflow's result")
-            except EncodeError as unencodable:
-                error = unencodable
+                what = "the workflow's result"
+                data, _ = round_trip(returns(function), value, bytes_max=self.user_bytes_max, what=what, root="output")
+            except (EncodeError, ValueTypeError) as unstorable:
+                error = unstorable
             else:
                 self.history.apply(WorkflowEvent.COMPLETE)
                 self.history.set_output(data)

@@ -20,17 +20,25 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast,
 
 import trio
 
-from perdure.storage import decode_value, encode_value, round_trip
+from perdure.storage import encode_value
 from perdure.storage.errors import EncodeError
 from perdure.storage.schema import Branch as BranchRecord
 from perdure.storage.schema import BranchStatus, JoinEntry, RaceEntry
 from perdure.workflow.checks import check_function, check_name
 from perdure.workflow.collecting import revisit
-from perdure.workflow.errors import ErrorInfo, FaultError, HistoryDivergedError, InvalidArgumentError, SuspendSignal
+from perdure.workflow.errors import (
+    ErrorInfo,
+    FaultError,
+    HistoryDivergedError,
+    InvalidArgumentError,
+    SuspendSignal,
+    ValueTypeError,
+)
 from perdure.workflow.failures import causes_of, cut_text, describe, info_from_map, info_from_text, info_to_map
 from perdure.workflow.history import Node
 from perdure.workflow.lanes import Lane, enter_lane
 from perdure.workflow.scope import Operation, Scope
+from perdure.workflow.typed import decode, returns, round_trip
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
@@ -190,6 +198,7 @@ class Fork:
         self._operation = operation
         self._activation = operation.scope.activation
         self._functions = functions
+        self._converters = {name: returns(function) for name, function in functions.items()}
         self._entry_id = entry.id
         self._running: set[str] = set()
         self._is_handed_over = False
@@ -338,11 +347,9 @@ class Fork:
             free = self._free + self._share
             what = f"the value of branch {name!r} of {self._operation.operation} {self._operation.name!r}"
             try:
-                data, value = (
-                    (None, None) if outcome.value is None else round_trip(outcome.value, bytes_max=free, what=what)
-                )
-            except EncodeError as unencodable:
-                error = unencodable
+                data, value = round_trip(self._converters[name], outcome.value, bytes_max=free, what=what, root="value")
+            except (EncodeError, ValueTypeError) as unstorable:
+                error = unstorable
             else:
                 self._free = free - len(data or b"")
                 self._put(name, BranchRecord(BranchStatus.COMPLETED, data, None))
@@ -443,6 +450,11 @@ def diverged_branches(operation: Operation, recorded: Iterable[str], asked: Iter
     )
 
 
-def recorded_value(record: BranchRecord) -> Any:
-    """The value of a branch that completed."""
-    return None if record.output is None else decode_value(record.output)
+def recorded_value(operation: Operation, name: str, function: BranchFunction, record: BranchRecord) -> Any:
+    """The value of a branch that completed, typed by its function's annotation.
+
+    Raises:
+        StoredValueError: It does not fit the annotation that the function has now.
+    """
+    what = f"the recorded value of branch {name!r} of {operation.operation} {operation.name!r}"
+    return decode(returns(function), record.output, what=what, root="value")

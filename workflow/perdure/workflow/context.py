@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, M
 from datetime import datetime
 from functools import wraps
 from random import Random
+from types import UnionType
 from typing import Any, Literal, TypeVar, TypeVarTuple, Unpack, cast, overload
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from perdure.workflow.rollback import RollbackContext, check_rollback, run_rollb
 from perdure.workflow.scope import Operation, OperationName, Scope
 from perdure.workflow.sleep import run_sleep
 from perdure.workflow.step import USUAL_OPTIONS, check_step_options, run_step
+from perdure.workflow.typed import wanted as wanted_type
 from perdure.workflow.types import (
     BlockFailure,
     BlockOk,
@@ -104,6 +106,38 @@ class QueueReader:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
+    @overload
+    async def next(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        timeout: float | None = None,
+        completable: bool = False,
+    ) -> Message[Any]: ...
+
+    @overload
+    async def next(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        timeout: float | None = None,
+        completable: bool = False,
+        type: type[T],
+    ) -> Message[T]: ...
+
+    @overload
+    async def next(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        timeout: float | None = None,
+        completable: bool = False,
+        type: UnionType,
+    ) -> Message[Any]: ...
+
     @_in_turn("queue.next")
     async def next(
         self,
@@ -112,7 +146,8 @@ class QueueReader:
         names: Iterable[str] | None = None,
         timeout: float | None = None,
         completable: bool = False,
-    ) -> Message:
+        type: Any = None,
+    ) -> Message[Any]:
         """Take the oldest message, waiting for one if there is none.
 
         Durable on return: it is gone from the mailbox and in history. Cancelled by an eviction, it has taken nothing.
@@ -122,14 +157,18 @@ class QueueReader:
             names: Which messages it takes, by name; any when left out.
             timeout: Seconds, 0 or more, until it gives up; `None` waits for ever. A message beats the timeout.
             completable: Whether the message is to be completed: `await message.complete()` records that it was dealt with.
+            type: What its body is to be, as for an annotation: `type=Order`, `type=list[Order]`; plain data when left out.
 
         Raises:
             QueueTimeoutError: No message came in time; the same on every later run.
+            ValueTypeError: The body does not fit `type`. The message counts as read; the same on every later run.
         """
         with Operation(self._scope, name, "queue.next") as operation:
             wanted = check_message_names(names)
             is_completable = check_flag(completable, "completable")
-            messages = await run_queue_read(operation, wanted, 1, _timeout_ms(timeout), is_completable)
+            messages = await run_queue_read(
+                operation, wanted, 1, _timeout_ms(timeout), is_completable, wanted_type(type)
+            )
             if messages:
                 return messages[0]
         what = "any message" if wanted is None else " or ".join(repr(wanted_name) for wanted_name in wanted)
@@ -140,6 +179,41 @@ class QueueReader:
             names=wanted,
         )
 
+    @overload
+    async def next_batch(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        count: int = 1,
+        timeout: float | None = None,
+        completable: bool = False,
+    ) -> list[Message[Any]]: ...
+
+    @overload
+    async def next_batch(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        count: int = 1,
+        timeout: float | None = None,
+        completable: bool = False,
+        type: type[T],
+    ) -> list[Message[T]]: ...
+
+    @overload
+    async def next_batch(
+        self,
+        name: str,
+        *,
+        names: Iterable[str] | None = None,
+        count: int = 1,
+        timeout: float | None = None,
+        completable: bool = False,
+        type: UnionType,
+    ) -> list[Message[Any]]: ...
+
     @_in_turn("queue.next_batch")
     async def next_batch(
         self,
@@ -149,7 +223,8 @@ class QueueReader:
         count: int = 1,
         timeout: float | None = None,
         completable: bool = False,
-    ) -> list[Message]:
+        type: Any = None,
+    ) -> list[Message[Any]]:
         """Take up to `count` messages, oldest first, waiting for the first if there is none.
 
         Durable on return, like `next`. Returns an empty list when the timeout passes.
@@ -160,12 +235,18 @@ class QueueReader:
             count: At most how many, 1 to 2**32 - 1.
             timeout: Seconds, 0 or more, until it gives up; `None` waits for ever.
             completable: Whether the messages are to be completed, each by itself, like that of `next`.
+            type: What their bodies are to be, as for `next`.
+
+        Raises:
+            ValueTypeError: A body does not fit `type`. All of the messages count as read; the same on every later run.
         """
         with Operation(self._scope, name, "queue.next_batch") as operation:
             wanted = check_message_names(names)
             most = check_count(count, "count", least=1, example="count=10")
             is_completable = check_flag(completable, "completable")
-            return await run_queue_read(operation, wanted, most, _timeout_ms(timeout), is_completable)
+            return await run_queue_read(
+                operation, wanted, most, _timeout_ms(timeout), is_completable, wanted_type(type)
+            )
 
 
 def _timeout_ms(timeout: float | None) -> int | None:
@@ -270,11 +351,15 @@ class Context:
             at_most_once: Write that it begins before it begins. After a crash with unknown outcome it is not run again.
 
         Returns:
-            What `fn` returned, as it is stored: tuples come back as lists, and so on, on the first run too.
+            What `fn` returned, as the type that its return annotation says: dataclasses, enums, named tuples, attrs and
+            pydantic classes and containers of these come back as themselves. Without annotation as plain data: tuples come
+            back as lists, and so on. The same on the first run as on every later one.
 
         Raises:
             StepExhaustedError: Every attempt failed.
-            StepCriticalError: It raised `CriticalError` or `RollbackError`, or its result cannot be stored.
+            StepCriticalError: It raised `CriticalError` or `RollbackError`, or its result cannot be stored or does not fit
+                its annotation (`error.name` is `ValueTypeError`).
+            StoredValueError: The recorded result does not fit the annotation that the code has now. A fault.
             StepTimeoutError: It exceeded `timeout`.
             StepInterruptedError: An `at_most_once` step was begun by an earlier process, its outcome unknown.
             RollbackCheckpointError: A fault: it has a `rollback`, and no checkpoint was passed.
@@ -585,9 +670,14 @@ class Context:
         Args:
             name: The loop's name, unique within its scope.
             body: Returns `Continue(new_state)`, `Break(value)`, or `None` to go on in a loop without state.
-            state: The first iteration's state; it is stored, and later ones come back as stored.
+            state: The first iteration's state; it is stored, and comes back as the type that the body's annotations say, as
+                does the value: `async def body(ctx: Context, state: S) -> Continue[S] | Break[T]`.
             history_prune_interval: After how many iterations old ones are forgotten, 1 or more.
             history_size: How many finished iterations stay, 0 or more; as many as the interval unless given.
+
+        Raises:
+            ValueTypeError: A state or the value does not fit its annotation.
+            StoredValueError: A recorded one does not fit the annotation that the code has now. A fault.
         """
         with Operation(self._scope, name, "loop") as operation:
             interval = check_count(

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from perdure.workflow.errors import ErrorInfo
 from perdure.workflow.states import WorkflowState
 from perdure.workflow.types import HistoryEntry
 
+if TYPE_CHECKING:
+    import typing_extensions
+
 __all__ = ["WorkflowHandle"]
 
 
-class WorkflowHandle(Protocol):
-    """A workflow, from outside. Every method may be called at any time, by any number of tasks."""
+if TYPE_CHECKING:
+    Output_co = typing_extensions.TypeVar("Output_co", covariant=True, default=Any)
+else:
+    Output_co = TypeVar("Output_co", covariant=True)
+
+
+class WorkflowHandle(Protocol[Output_co]):
+    """A workflow, from outside. Every method may be called at any time, by any number of tasks.
+
+    Its parameter is the type of what the workflow's function returns.
+    """
 
     @property
     def workflow_id(self) -> str:
         """The workflow's id."""
         ...
 
-    async def result(self) -> Any:
-        """Wait until the workflow ends, and return what its function returned, as stored.
+    async def result(self) -> Output_co:
+        """Wait until the workflow ends, and return what its function returned, typed by the function's annotation.
 
         Cancelling this wait leaves the workflow alone.
 
@@ -29,7 +41,7 @@ class WorkflowHandle(Protocol):
             WorkflowCancelledError: It was cancelled.
             WorkflowSuspendedError: It is not running and has not ended: it waits in yield mode, or was evicted from a run of
                 `start_workflow`, or its supervisor left the block. (A supervisor's evicted workflow is waited for.)
-            FaultError: Its code cannot run it.
+            FaultError: Its code cannot run it, or says another type than that of what is stored.
         """
         ...
 
@@ -40,7 +52,8 @@ class WorkflowHandle(Protocol):
 
         Args:
             name: Non-empty text of at most 512 bytes.
-            body: What a step could return.
+            body: What a step could return; also an instance of a dataclass, an enum, an attrs or a pydantic class, which is sent
+                as plain data.
             id: Sending the same id again delivers nothing (the last 1,000 ids of a workflow are remembered).
 
         Raises:
@@ -73,7 +86,7 @@ class WorkflowHandle(Protocol):
         """Where it stands."""
         ...
 
-    async def get_output(self) -> Any:
+    async def get_output(self) -> Output_co | None:
         """What it returned, or `None` (also while it has not ended)."""
         ...
 

@@ -53,7 +53,10 @@ async def run_join(operation: Operation, branches: Mapping[str, BranchFunction])
     if any(record.status is BranchStatus.FAILED for record in fork.records.values()):
         raise _failure(operation, fork) from fork.cause()
     return JoinResult(
-        {name: values[name] if name in values else recorded_value(fork.records[name]) for name in branches}
+        {
+            name: values[name] if name in values else recorded_value(operation, name, function, fork.records[name])
+            for name, function in branches.items()
+        }
     )
 
 

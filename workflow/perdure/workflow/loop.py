@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from perdure.storage import decode_value, round_trip
 from perdure.storage.schema import EntryMetadata, EntryStatus, LoopEntry, LoopIteration
 from perdure.storage.values import UNDEFINED
 from perdure.workflow.checks import check_function
@@ -25,6 +24,7 @@ from perdure.workflow.collecting import revisit
 from perdure.workflow.errors import InvalidArgumentError, SuspendSignal
 from perdure.workflow.history import Node
 from perdure.workflow.scope import Operation
+from perdure.workflow.typed import Converter, breaks, decode, round_trip, states
 from perdure.workflow.types import Break, Continue
 
 if TYPE_CHECKING:
@@ -35,11 +35,17 @@ __all__ = ["run_loop"]
 _ITERATIONS_MAX = 2**32 - 1
 
 
-def _encode_state(operation: Operation, state: object) -> tuple[bytes, Any]:
-    if state is None:
+def _encode_state(operation: Operation, converter: Converter | None, state: object) -> tuple[bytes, Any]:
+    if state is None and converter is None:
         return UNDEFINED, None
     what = f"the state of loop {operation.name!r}"
-    return round_trip(state, bytes_max=operation.scope.activation.user_bytes_max, what=what)
+    bytes_max = operation.scope.activation.user_bytes_max
+    data, state = round_trip(converter, state, bytes_max=bytes_max, what=what, root="state")
+    return UNDEFINED if data is None else data, state
+
+
+def _decode_state(operation: Operation, converter: Converter | None, data: bytes) -> Any:
+    return decode(converter, data, what=f"the recorded state of loop {operation.name!r}", root="state")
 
 
 async def run_loop(
@@ -52,6 +58,7 @@ async def run_loop(
     """Run the body until it breaks; its value is durable on return."""
     check_function(body, "a loop's body", "ctx.loop(name, body, state)")
     _check_signature(operation, body)
+    state_converter, value_converter = states(body), breaks(body)
     activation = operation.scope.activation
     history = activation.history
     found = operation.find(LoopEntry)
@@ -60,21 +67,22 @@ async def run_loop(
         metadata = history.metadata(entry.id) or EntryMetadata(status=EntryStatus.RUNNING)
         is_finished = kind.output is not None or metadata.status is EntryStatus.COMPLETED
         if activation.is_collecting:
-            await _revisit_iterations(operation, body, node, kind, is_finished=is_finished)
+            await _revisit_iterations(operation, body, node, kind, state_converter, is_finished=is_finished)
         if is_finished:
             await activation.replayed()
-            return None if kind.output is None else decode_value(kind.output)
+            what = f"the recorded value of loop {operation.name!r}"
+            return decode(value_converter, kind.output, what=what, root="value")
         operation.check_order()
-        loop = _Loop(operation, node, metadata, kind.state, kind.iteration)
-        state = decode_value(kind.state)
+        loop = _Loop(operation, node, metadata, kind.state, kind.iteration, state_converter, value_converter)
+        state = _decode_state(operation, state_converter, kind.state)
     else:
         operation.check_is_next()
-        state_data, state = _encode_state(operation, state)
+        state_data, state = _encode_state(operation, state_converter, state)
         metadata = EntryMetadata(status=EntryStatus.RUNNING, created_at_ms=activation.clock.now_ms())
         node = operation.create(LoopEntry(state_data, 0, None))
         history.put_metadata(node, metadata)
         activation.hold_steps()
-        loop = _Loop(operation, node, metadata, state_data, 0)
+        loop = _Loop(operation, node, metadata, state_data, 0, state_converter, value_converter)
     while True:
         answer = await loop.run_iteration(body, state)
         if activation.is_collecting:
@@ -99,6 +107,7 @@ async def _revisit_iterations(
     body: Callable[[Context, Any], Awaitable[Any]],
     node: Node,
     kind: LoopEntry,
+    converter: Converter | None,
     *,
     is_finished: bool,
 ) -> None:
@@ -117,7 +126,7 @@ async def _revisit_iterations(
             continue
         scope = operation.enter(segment, is_finished=True)
         try:
-            await revisit(scope, partial(body, Context(scope), decode_value(state)))
+            await revisit(scope, partial(body, Context(scope), _decode_state(operation, converter, state)))
         finally:
             operation.leave(scope)
 
@@ -140,13 +149,22 @@ class _Loop:
     """A loop in progress."""
 
     def __init__(
-        self, operation: Operation, node: Node, metadata: EntryMetadata, state_data: bytes, iteration: int
+        self,
+        operation: Operation,
+        node: Node,
+        metadata: EntryMetadata,
+        state_data: bytes,
+        iteration: int,
+        state_converter: Converter | None,
+        value_converter: Converter | None,
     ) -> None:
         self._operation = operation
         self._activation = operation.scope.activation
         self._node = node
         self._metadata = metadata
         self._iteration = iteration
+        self._state_converter = state_converter
+        self._value_converter = value_converter
         self.state_data = state_data
         entry = node.entry
         assert entry is not None, "the loop is recorded"
@@ -192,7 +210,7 @@ class _Loop:
         """Go on to the next iteration; returns the state as it is stored."""
         activation = self._activation
         began_with, iteration = self.state_data, self._iteration
-        self.state_data, state = _encode_state(self._operation, state)
+        self.state_data, state = _encode_state(self._operation, self._state_converter, state)
         self._iteration += 1
         if self._iteration > _ITERATIONS_MAX:
             raise InvalidArgumentError(
@@ -216,10 +234,9 @@ class _Loop:
 
     async def finish(self, value: object, history_size: int) -> Any:
         activation = self._activation
-        data: bytes | None = None
-        if value is not None:
-            what = f"the value that loop {self._operation.name!r} broke with"
-            data, value = round_trip(value, bytes_max=activation.user_bytes_max - len(self.state_data), what=what)
+        what = f"the value that loop {self._operation.name!r} broke with"
+        bytes_max = activation.user_bytes_max - len(self.state_data)
+        data, value = round_trip(self._value_converter, value, bytes_max=bytes_max, what=what, root="value")
         self._operation.progress()
         activation.history.change(self._node, LoopEntry(self.state_data, self._iteration, data))
         self._metadata.status = EntryStatus.COMPLETED

@@ -3,7 +3,7 @@
 1. Taking messages and recording them is one batch; what was read once is never read again.
 2. A message beats the timeout; a read that timed out has taken nothing.
 3. How a read is stored is in `reads`. A message's body goes into history as the bytes that were sent; it is decoded when
-   it is handed out.
+   it is handed out. One that is not of the type asked for is an error then, on every run: the message was read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.storage import decode_value, encode_value
-from perdure.storage.schema import MessageEntry, SleepEntry, SleepState
+from perdure.storage.schema import MailboxMessage, MessageEntry, SleepEntry, SleepState
 from perdure.workflow.completion import Completion
 from perdure.workflow.errors import HistoryDivergedError
 from perdure.workflow.history import Node
-from perdure.workflow.reads import decode_read, encode_read
+from perdure.workflow.reads import ReadMessage, decode_read, encode_read
 from perdure.workflow.scope import Operation
+from perdure.workflow.typed import Converter
 from perdure.workflow.types import Message
 from perdure.workflow.waits import Wait
 
@@ -24,9 +25,18 @@ __all__ = ["run_queue_read"]
 
 
 async def run_queue_read(
-    operation: Operation, names: tuple[str, ...] | None, count: int, timeout_ms: int | None, is_completable: bool
+    operation: Operation,
+    names: tuple[str, ...] | None,
+    count: int,
+    timeout_ms: int | None,
+    is_completable: bool,
+    converter: Converter | None = None,
 ) -> list[Message]:
-    """Take 1 to `count` messages, or none once the timeout has passed."""
+    """Take 1 to `count` messages, or none once the timeout has passed.
+
+    Raises:
+        ValueTypeError: A body is not what the converter makes; the messages are read all the same, durably.
+    """
     scope = operation.scope
     activation = scope.activation
     read = operation.name
@@ -34,7 +44,7 @@ async def run_queue_read(
     deadline, deadline_ms = _find_deadline(operation)
     if recorded is not None:
         await activation.replayed()
-        return _replay(operation, recorded[2], is_completable)
+        return _replay(operation, recorded[2], is_completable, converter)
     _pass_over_cut(operation)
     operation.check_is_next()
     if deadline is None and timeout_ms is not None:
@@ -53,20 +63,28 @@ async def run_queue_read(
         if deadline is not None and deadline_ms is not None:
             state = SleepState.INTERRUPTED if letters else SleepState.COMPLETED
             activation.history.change(deadline, SleepEntry(deadline_ms, state))
-        messages: list[Message] = []
+        read_letters: list[tuple[MailboxMessage, Completion]] = []
         for index, letter in enumerate(letters):
             message = letter.message
             node = operation.create(MessageEntry(message.name, encode_read(message)), f"{read}:{index}")
             if scope.lane.is_raced and node.entry is not None:  # it may have to go back
                 activation.history.put_detail(node.entry.id, {"sequence": letter.sequence})
             completion = Completion(operation, index, node, is_completable=is_completable, is_completed=False)
-            body = decode_value(message.body)
-            messages.append(
-                Message.read(message.id, message.name, body, message.sent_at_ms / 1000, completion=completion)
-            )
+            read_letters.append((message, completion))
         operation.create(MessageEntry(f"{label}:count", encode_value(len(letters))), f"{read}:count")
         await activation.commit()
-        return messages
+        return [
+            _message(converter, message.id, message.name, decode_value(message.body), message.sent_at_ms, completion)
+            for message, completion in read_letters
+        ]
+
+
+def _message(
+    converter: Converter | None, id: str, name: str, body: Any, sent_at_ms: float, completion: Completion
+) -> Message:
+    if converter is not None:
+        body = converter.convert(body, what=f"the body of message {name!r} ({id})", root="body")
+    return Message.read(id, name, body, sent_at_ms / 1000, completion=completion)
 
 
 def _find_deadline(operation: Operation) -> tuple[Node | None, int | None]:
@@ -91,9 +109,11 @@ def _pass_over_cut(operation: Operation) -> None:
                 scope.unvisited.discard(number)
 
 
-def _replay(operation: Operation, counted: MessageEntry, is_completable: bool) -> list[Message]:
+def _replay(
+    operation: Operation, counted: MessageEntry, is_completable: bool, converter: Converter | None
+) -> list[Message]:
     count: Any = decode_value(counted.body)
-    messages: list[Message] = []
+    reads: list[tuple[ReadMessage, Completion]] = []
     for index in range(int(count)):
         name = f"{operation.name}:{index}"
         found = operation.find(MessageEntry, name)
@@ -110,5 +130,7 @@ def _replay(operation: Operation, counted: MessageEntry, is_completable: bool) -
         completion = Completion(
             operation, index, found[0], is_completable=is_completable, is_completed=read.is_completed
         )
-        messages.append(Message.read(read.id, read.name, read.body, read.sent_at_ms / 1000, completion=completion))
-    return messages
+        reads.append((read, completion))
+    return [
+        _message(converter, read.id, read.name, read.body, read.sent_at_ms, completion) for read, completion in reads
+    ]

@@ -47,7 +47,8 @@ async def run_race(operation: Operation, branches: Mapping[str, BranchFunction])
             if activation.is_collecting:
                 await Fork(operation, node, branches).revisit([kind.winner])
             await activation.replayed()
-            return RaceResult(kind.winner, recorded_value(kind.branches[kind.winner]))
+            winner = kind.winner
+            return RaceResult(winner, recorded_value(operation, winner, branches[winner], kind.branches[winner]))
         if kind.branches.keys() != branches.keys():
             raise diverged_branches(operation, kind.branches, branches)
     return await _Race(operation, node, branches).run()
@@ -60,6 +61,7 @@ class _Race:
         self._operation = operation
         self._activation = operation.scope.activation
         self._node = node
+        self._branches = branches
         self._fork = Fork(operation, node, branches)
         self._result: RaceResult[Any] | None = None
         self._lanes: dict[str, Lane] = {}
@@ -94,11 +96,12 @@ class _Race:
     async def _award(self, name: str, record: Branch) -> RaceResult[Any]:
         """Decide a race of which a result is recorded and no winner: the reference engine leaves it so as a run ends."""
         self._operation.check_is_next()
+        value = recorded_value(self._operation, name, self._branches[name], record)
         self._operation.progress()
         returned = self._record_winner(name)
         await self._activation.commit()
         self._activation.offer(returned)
-        return RaceResult(name, recorded_value(record))
+        return RaceResult(name, value)
 
     async def _settle(self, name: str, outcome: Outcome) -> None:
         fork = self._fork

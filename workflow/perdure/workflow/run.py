@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import trio
 
-from perdure.storage import Driver, decode_value
+from perdure.storage import Driver
 from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.checks import check_driver, check_methods, check_workflow_id
 from perdure.workflow.clock import Clock
@@ -27,16 +27,20 @@ from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.ids import IdGenerator
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.states import WorkflowState
+from perdure.workflow.typed import decode_output
 from perdure.workflow.types import ANY_MESSAGE, HistoryEntry, RunMode, WorkflowResult
 from perdure.workflow.waits import Wait
+
+InputT = TypeVar("InputT")
+OutputT = TypeVar("OutputT")
 
 __all__ = ["check_clock", "ending_error", "run_workflow", "send_message", "start_workflow", "turn_of"]
 
 
 async def run_workflow(
     workflow_id: str,
-    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
-    input: object,
+    fn: Callable[[Context, InputT], Awaitable[OutputT]],
+    input: InputT,
     driver: Driver,
     *,
     mode: RunMode = "yield",
@@ -44,7 +48,7 @@ async def run_workflow(
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
     ids: IdGenerator | None = None,
-) -> WorkflowResult:
+) -> WorkflowResult[OutputT]:
     """Run a workflow on its namespace, from the top, over what is recorded.
 
     In `yield` mode it returns when the workflow ends or has to wait; by then its state, and the alarm at
@@ -55,7 +59,7 @@ async def run_workflow(
 
     Args:
         workflow_id: Any non-empty text; part of what steps derive their idempotency keys from is stored with it.
-        fn: `async def fn(ctx, input)`.
+        fn: `async def fn(ctx, input)`, or what `@workflow` made of it. Input and output are typed by its annotations.
         input: Kept from the first run; later runs get the stored one, whatever is passed.
         driver: The workflow's namespace; it stays open.
         mode: `yield` or `live`.
@@ -69,40 +73,42 @@ async def run_workflow(
     Raises:
         WorkflowFailedError: It ended as failed, now or in an earlier run.
         WorkflowCancelledError: It was cancelled.
-        FaultError: The code cannot run it (divergence, misuse); nothing was written, right code goes on.
+        FaultError: The code cannot run it (divergence, misuse); nothing was written, right code goes on. Among them
+            `InvalidArgumentError`, when the input does not fit its annotation, and `StoredValueError`, when what is stored
+            no longer does.
         EncodeError: The input cannot be stored; nothing was written.
         StorageError: The storage failed; run it again with a driver that works.
     """
     hooks = make_hooks(on_history_updated, on_error)
     if hooks is None:
-        activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, None)
+        definition, activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, None)
     else:
         async with hooks.running():
-            activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, hooks)
+            definition, activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, hooks)
     error = ending_error(activation)
     if error is not None:
         raise error
-    return _result(activation)
+    return _result(definition, activation)
 
 
 async def _run(
     workflow_id: str,
-    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
+    fn: Callable[[Context, Any], Awaitable[Any]],
     input: object,
     driver: Driver,
     mode: RunMode,
     clock: Clock | None,
     ids: IdGenerator | None,
     hooks: Hooks | None,
-) -> Activation:
+) -> tuple[Workflow[Any, Any], Activation]:
     definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids, hooks)
     await activation.run(definition.function, mode=mode)
-    return activation
+    return definition, activation
 
 
 async def _prepare(
     workflow_id: str,
-    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
+    fn: Callable[[Context, Any], Awaitable[Any]],
     input: object,
     driver: Driver,
     mode: RunMode,
@@ -120,7 +126,7 @@ async def _prepare(
         check_methods(ids, ("next_id", "start_after", "random_bytes"), "ids", "Uuid7Generator(SystemClock())")
     activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids, hooks=hooks)
     if activation.is_new:
-        activation.create(definition.name, input)
+        activation.create(definition.name, input, definition.function)
     elif not activation.history.state.is_terminal:
         activation.history.adopt(definition.name, activation.ids.random_bytes(16))
     return definition, activation
@@ -147,10 +153,10 @@ def ending_error(activation: Activation) -> WorkflowFailedError | WorkflowCancel
     return error
 
 
-def _result(activation: Activation) -> WorkflowResult:
+def _result(definition: Workflow[Any, OutputT], activation: Activation) -> WorkflowResult[OutputT]:
     history = activation.history
     if history.state is WorkflowState.COMPLETED:
-        return WorkflowResult(history.state, None if history.output is None else decode_value(history.output))
+        return WorkflowResult(history.state, decode_output(definition.function, history.output))
     wait = activation.waiting if activation.closing is Closing.PARKED else None
     if wait is None:
         return WorkflowResult(history.state)
@@ -218,8 +224,8 @@ async def turn_of(driver: Driver) -> AsyncGenerator[None]:
 async def start_workflow(
     nursery: trio.Nursery,
     workflow_id: str,
-    fn: Callable[[Context, Any], Awaitable[Any]] | Workflow[Any, Any],
-    input: object,
+    fn: Callable[[Context, InputT], Awaitable[OutputT]],
+    input: InputT,
     driver: Driver,
     *,
     mode: RunMode = "live",
@@ -227,7 +233,7 @@ async def start_workflow(
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
     ids: IdGenerator | None = None,
-) -> WorkflowHandle:
+) -> WorkflowHandle[OutputT]:
     """Run a workflow in the background, in `nursery`, and return its handle.
 
     The workflow's failure does not cancel the nursery; `handle.result()` raises it. Cancelling the nursery evicts the
@@ -297,7 +303,7 @@ class _LocalHandle:
                 workflow_id=self.workflow_id,
                 state=history.state.value,
             )
-        return None if history.output is None else decode_value(history.output)
+        return decode_output(self._definition.function, history.output)
 
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox; durable on return."""
@@ -363,7 +369,7 @@ class _LocalHandle:
     async def get_output(self) -> Any:
         """What it returned, or `None`."""
         output = (await self._settled()).output
-        return None if output is None else decode_value(output)
+        return None if output is None else decode_output(self._definition.function, output)
 
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""

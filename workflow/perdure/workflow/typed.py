@@ -36,7 +36,19 @@ from perdure.workflow.plain import to_plain
 if TYPE_CHECKING:
     from perdure.workflow.structure import Misfit, Reader
 
-__all__ = ["Converter", "breaks", "converter_of", "decode", "inputs", "returns", "round_trip", "states"]
+__all__ = [
+    "Converter",
+    "breaks",
+    "converter_of",
+    "decode",
+    "decode_input",
+    "decode_output",
+    "encode_input",
+    "returns",
+    "round_trip",
+    "states",
+    "wanted",
+]
 
 _CONVERTERS_MAX: Final = 1024
 _KNOWN_MAX: Final = 4096
@@ -217,9 +229,13 @@ def returns(fn: Callable[..., Any]) -> Converter | None:
     return _recall(function, function, "return", annotation, return_annotation)
 
 
-def inputs(function: Callable[..., Any]) -> Converter | None:
-    """The converter for the input of a workflow's function, its second parameter."""
-    return _find(function, lambda function: parameter_annotation(function, 1))
+def wanted(annotation: Any) -> Converter | None:
+    """The converter for a type that was asked for by itself, as `type=` of a queue read.
+
+    Raises:
+        InvalidArgumentError: It is no type, or no value can be made by it.
+    """
+    return None if annotation is None or annotation is Any or annotation is object else converter_of(annotation)
 
 
 def states(body: Callable[..., Any]) -> Converter | None:
@@ -281,3 +297,47 @@ def decode(converter: Converter | None, data: bytes | None, *, what: str, root: 
     if converter is not None:
         return converter.decode(data, what=what, root=root)
     return None if data is None else decode_value(data)
+
+
+# The input and the output of a workflow.
+
+
+def _inputs(function: Callable[..., Any] | None) -> Converter | None:
+    return _find(function, _input_annotation)
+
+
+def _input_annotation(function: Callable[..., Any]) -> Any:
+    return parameter_annotation(function, 1)
+
+
+def encode_input(function: Callable[..., Any] | None, value: object, *, bytes_max: int) -> bytes:
+    """The stored form of a workflow's input; plain data where its function is not known.
+
+    Raises:
+        InvalidArgumentError: It does not fit the annotation of the function's second parameter.
+        EncodeError: It cannot be stored.
+    """
+    try:
+        data, _ = round_trip(_inputs(function), value, bytes_max=bytes_max, what="the workflow's input", root="input")
+    except ValueTypeError as misfit:
+        raise InvalidArgumentError(misfit.message) from misfit.__cause__
+    return encode_value(None) if data is None else data
+
+
+def decode_input(function: Callable[..., Any], data: bytes | None) -> Any:
+    """A workflow's input for its stored form.
+
+    Raises:
+        StoredValueError: It does not fit the annotation that the function has now.
+    """
+    return decode(_inputs(function), data, what="the workflow's stored input", root="input")
+
+
+def decode_output(function: Callable[..., Any] | None, data: bytes | None) -> Any:
+    """A workflow's output for its stored form; plain data where its function is not known.
+
+    Raises:
+        StoredValueError: It does not fit the annotation that the function has now.
+    """
+    converter = None if function is None else returns(function)
+    return decode(converter, data, what="the workflow's stored output", root="output")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from perdure.storage.schema import EntryMetadata
 from perdure.workflow.errors import ErrorInfo, FailureKind, MisuseError
 from perdure.workflow.states import WorkflowState
+
+if TYPE_CHECKING:
+    import typing_extensions
 
 __all__ = [
     "ANY_MESSAGE",
@@ -30,6 +33,11 @@ __all__ = [
 
 T_co = TypeVar("T_co", covariant=True)
 S_co = TypeVar("S_co", covariant=True)
+if TYPE_CHECKING:
+    # With a default, so that a bare `Message` is one of anything. Type checkers bring this module along.
+    Any_co = typing_extensions.TypeVar("Any_co", covariant=True, default=Any)
+else:
+    Any_co = TypeVar("Any_co", covariant=True)
 
 RunMode: TypeAlias = Literal["yield", "live"]
 """`yield`: return when the workflow has to wait. `live`: stay, and go on when the wait ends."""
@@ -77,25 +85,25 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Message(_Read):
-    """A message that was taken from the mailbox.
+class Message(_Read, Generic[Any_co]):
+    """A message that was taken from the mailbox; its parameter is the type of its body.
 
     Attributes:
         id: The sender's id for it, or one that was made for it.
         name: What it is about.
-        body: The value that was sent.
+        body: The value that was sent, as the `type=` that the read asked for.
         created_at: When it was sent, in seconds since the epoch.
     """
 
     id: str
     name: str
-    body: Any
+    body: Any_co
     created_at: float
 
     @classmethod
-    def read(cls, id: str, name: str, body: Any, created_at: float, *, completion: _Completable) -> Message:
+    def read(cls, id: str, name: str, body: Any, created_at: float, *, completion: _Completable) -> Message[Any]:
         """A message as a queue read hands it out."""
-        message = cls(id, name, body, created_at)
+        message: Message[Any] = cls(id, name, body, created_at)
         object.__setattr__(message, "_completion", completion)
         return message
 
@@ -195,8 +203,8 @@ class BlockFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkflowResult:
-    """How one run of a workflow ended.
+class WorkflowResult(Generic[Any_co]):
+    """How one run of a workflow ended; its parameter is the type of what its function returns.
 
     Attributes:
         state: The workflow's state now.
@@ -206,7 +214,7 @@ class WorkflowResult:
     """
 
     state: WorkflowState
-    output: Any = None
+    output: Any_co | None = None
     sleep_until: float | None = None
     waiting_for_messages: tuple[str, ...] | None = None
 
