@@ -311,7 +311,7 @@ class TestStart:
             assert await (await supervisor.spawn(worker, "w-1", 0)).result() == "worked"
 
         @workflow(name="worker")
-        async def longer(ctx: Context, seconds: float) -> str:
+        async def longer(ctx: Context, seconds: float) -> int:
             await worker.function(ctx, seconds)
             return (await ctx.queue.next("go")).body
 
