@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -69,6 +70,21 @@ def undo_in_thread(ctx: RollbackContext, output: str) -> None:
 
 async def fail() -> None:
     raise CriticalError("out of stock")
+
+
+@dataclass
+class Booking:
+    """What a step returns, a loop's state is, and a handler is given."""
+
+    number: int
+
+
+async def book(number: int) -> Booking:
+    return Booking(number)
+
+
+async def see(ctx: RollbackContext, booking: Booking) -> None:
+    calls.append(booking)
 
 
 def undone(*names: str) -> list[Any]:
@@ -278,6 +294,24 @@ class TestOrder:
         async with host(namespace, mode) as process:
             await failure_of(process, workflow)
         assert seen == [{"a": [1]}, [], "", 0, None]
+
+    async def test_a_handler_gets_the_type_that_the_step_is_annotated_with(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35, S8: and so do the bodies of iterations that run once more for their handlers."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            async def body(inner: Context, state: Booking) -> Continue[Booking] | Break[None]:
+                await inner.step("book", book, state.number, rollback=see)
+                return Continue(Booking(state.number + 1)) if state.number < 2 else Break(None)
+
+            await ctx.rollback_checkpoint("c")
+            await ctx.loop("loop", body, Booking(0))
+            raise ValueError
+
+        async with host(namespace, mode) as process:
+            await failure_of(process, workflow)
+        assert calls == [Booking(2), Booking(1), Booking(0)]
 
     async def test_ephemeral_and_at_most_once_steps_are_undone_like_others(
         self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
