@@ -15,6 +15,7 @@ import pytest
 from engines import START_MS, WORKFLOW_ID, Mail, Position, ReferenceEngine, run_ours
 from harness import Host, MovableClock, Namespace
 from trio.testing import MockClock
+from twins import flaky
 from vectors import WORKFLOWS, Workflow, effects, give, refuse, undo
 
 from perdure.storage import Batch, TaggedValue, encode_value, layout
@@ -233,6 +234,47 @@ async def test_rollback_there_passes_over_branches_and_ends_at_a_failure_that_wa
     there = theirs.run(cut, "hidden", None)
     assert (there.stored_state, there.effects) == ("failed", (*forward, "undo first 1"))
     assert theirs.run(START, "hidden", None).effects == (*forward, "undo first 1")
+
+
+async def joined(ctx: Context, _: object) -> dict[str, int]:
+    async def good(branch: Context) -> int:
+        return await branch.step("good", give, "good", 1)
+
+    async def bad(branch: Context) -> int:
+        return await branch.step("bad", flaky, "bad", 1, max_retries=0)
+
+    return await ctx.join("all", {"good": good, "bad": bad})
+
+
+async def test_a_failed_join_is_recovered_here_and_not_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S36: recover() resets the failed step there, and not the failed branch, whichever engine ran it."""
+    for failed in (await ours(START, joined), theirs.run(START, "joined", None)):
+        assert failed.result == "JoinError"
+        there = theirs.run(failed, "joined", None, "recover")
+        assert (there.result, there.effects) == ("JoinError", failed.effects)
+    here = await ours(await ours(START, joined), joined, "recover")
+    assert (here.result, sorted(here.effects)) == ({"good": 1, "bad": 2}, ["bad 1", "bad 2", "good"])
+
+
+async def test_what_was_rolled_back_runs_again_after_recover_here_and_not_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S36: there the workflow goes on as if what was undone were done."""
+
+    async def compensated(ctx: Context, _: object) -> int:
+        await ctx.rollback_checkpoint("start")
+        await ctx.step("first", give, "first", 1, rollback=undo("first"))
+        return await ctx.step("fetch", flaky, "fetch", 1, max_retries=0)
+
+    forward = ("first", "fetch 1", "undo first 1")
+    for failed in (await ours(START, compensated), theirs.run(START, "compensated", None)):
+        assert failed.effects == forward
+        there = theirs.run(failed, "compensated", None, "recover")
+        assert (there.result, there.effects) == (2, (*forward, "fetch 2"))
+        here = await ours(failed, compensated, "recover")
+        assert (here.result, here.effects) == (2, (*forward, "first", "fetch 2"))
 
 
 # What both keep to.

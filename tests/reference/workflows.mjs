@@ -331,6 +331,18 @@ async function rewound(ctx, at, world) {
 	return seen;
 }
 
+const joined = (ctx, _, world) =>
+	ctx.join("all", {
+		good: { run: (branch) => branch.step("good", did(world, "good", 1)) },
+		bad: { run: (branch) => branch.step({ name: "bad", maxRetries: 0, run: flaky(world, "bad", 1) }) },
+	});
+
+async function compensated(ctx, _, world) {
+	await ctx.rollbackCheckpoint("start");
+	await ctx.step(undone(world, "first", 1));
+	return ctx.step({ name: "fetch", maxRetries: 0, run: flaky(world, "fetch", 1) });
+}
+
 const within = (ctx, _, world) =>
 	ctx.join("outer", {
 		raced: {
@@ -497,6 +509,8 @@ export const WORKFLOWS = {
 	stubborn,
 	hidden,
 	rewound,
+	joined,
+	compensated,
 	within,
 	describe,
 	carry,

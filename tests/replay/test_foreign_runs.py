@@ -13,6 +13,7 @@ from harness import Host, Namespace, host
 from trio.testing import MockClock
 
 from perdure.storage import Batch, encode_value, layout
+from perdure.storage.keys import pack
 from perdure.storage.schema import (
     Branch,
     BranchStatus,
@@ -248,3 +249,17 @@ async def test_a_history_that_both_engines_recorded_is_replayed_from_a_step_with
         assert [entry.id for entry in left.entries] == [first.id]
         await process.finish(three)
     assert calls == ["first", "second", "third", "second", "third"]
+
+
+async def test_what_the_host_of_the_reference_engine_keeps_beside_is_left_as_it_is(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S16: keys that are neither engine's, under 5, are neither read nor written."""
+    trace = {pack((5,)): b"trace", pack((5, "span", 1)): b"\xff"}
+    async with host(namespace, mode) as process:
+        driver = await namespace.driver()
+        await driver.batch(Batch(puts=list(trace.items())))
+        calls.append("one attempt")  # the next one works
+        assert await process.finish(workflow) == "fetched"
+        stored = await namespace.dump()
+    assert {key: value for key, value in stored.items() if key.startswith(pack((5,)))} == trace
