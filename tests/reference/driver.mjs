@@ -7,7 +7,7 @@
 // 3. Time is given: it stands at `now` (ms) while a workflow runs. The engine polls for nothing (workerPollInterval is 0), so
 //    every wait returns to us.
 // 4. A write takes until the next turn of the event loop. (While one is under way, the engine forgets what else changes: a
-//    shorter one loses names that branches use meanwhile, a longer one the outcomes of their steps.)
+//    shorter one, `isHasty`, loses names that branches use meanwhile, a longer one the outcomes of their steps.)
 // 5. There is no mailbox in a namespace of the reference engine: its host has the messages, here `mail`, oldest first.
 
 import { createInterface } from "node:readline";
@@ -33,6 +33,7 @@ class Driver {
 
 	constructor(request, world) {
 		this.world = world;
+		this.isHasty = request.isHasty;
 		this.kv = new Map(request.kv);
 		this.alarm = request.alarm;
 		this.mail = [...request.mail];
@@ -56,7 +57,7 @@ class Driver {
 	async #wrote() {
 		const { alarm, mail, world } = this;
 		this.writes.push({ kv: this.pairs(), alarm, mail: [...mail], effects: [...world.effects] });
-		await nextTurn();
+		if (!this.isHasty) await nextTurn();
 	}
 
 	async get(key) {

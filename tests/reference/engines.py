@@ -83,10 +83,13 @@ class ReferenceEngine:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def run(self, position: Position, name: str, input: object, action: str = "run") -> Position:
+    def run(
+        self, position: Position, name: str, input: object, action: str = "run", *, is_hasty: bool = False
+    ) -> Position:
         """Run the workflow of that name in yield mode.
 
         With "recover" a failed one is made runnable first; with the id of a step's entry it is replayed from there.
+        `is_hasty`: Its writes take no time.
         """
         answer = self._ask(
             workflow=name,
@@ -100,6 +103,7 @@ class ReferenceEngine:
             now=position.now_ms,
             effects=position.effects,
             action=action,
+            isHasty=is_hasty,
         )
         threw = answer.get("threw")
         output = answer.get("output")

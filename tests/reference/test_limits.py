@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from twins import flaky
 from vectors import WORKFLOWS, Workflow, effects, give, refuse, undo
 
-from perdure.storage import Batch, TaggedValue, encode_value, layout
+from perdure.storage import Batch, DecodeError, TaggedValue, encode_value, layout
 from perdure.workflow import Break, Context, CriticalError, StepError, WorkflowCancelledError, run_workflow
 
 RunOurs = Callable[..., Awaitable[Position]]
@@ -198,17 +198,29 @@ async def test_a_timeout_beats_a_message_there(
     assert (here.result, len(here.mail)) == (1, 0)
 
 
+@pytest.mark.parametrize("value", [TaggedValue(29, 5), TaggedValue(2**32, None)])
 async def test_a_tagged_value_can_make_a_workflow_unreadable_there(
-    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine, value: TaggedValue
 ) -> None:
-    """S16: a tag that has a meaning there and a content that does not fit it; this engine stores it as it comes."""
+    """S16: a tag whose meaning there does not fit its content, or a large one; this engine stores it as it comes."""
 
     async def unreadable(ctx: Context, _: object) -> Any:
-        return await ctx.step("value", give, "value", TaggedValue(29, 5))
+        return await ctx.step("value", give, "value", value)
 
     position = (await ours(START, unreadable)).writes[-2]
     assert theirs.run(position, "unreadable", None).state == "threw"
-    assert (await ours(position, unreadable)).result == TaggedValue(29, 5)
+    assert (await ours(position, unreadable)).result == value
+
+
+async def test_a_name_that_was_lost_there_is_missed_here(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S15, S16: two branches that write at once lose one, and then no engine can tell what is recorded under it."""
+    position = theirs.run(START, "race", None, is_hasty=True)
+    assert position.state == "completed"
+    assert theirs.run(position, "race", None).state == "threw"
+    with pytest.raises(DecodeError, match="the name registry"):
+        await ours(position, WORKFLOWS["race"])
 
 
 async def hidden(ctx: Context, _: object) -> None:
@@ -275,6 +287,17 @@ async def test_what_was_rolled_back_runs_again_after_recover_here_and_not_there(
         assert (there.result, there.effects) == (2, (*forward, "fetch 2"))
         here = await ours(failed, compensated, "recover")
         assert (here.result, here.effects) == (2, (*forward, "first", "fetch 2"))
+
+
+async def test_an_ended_workflow_that_is_run_again_runs_there(
+    autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
+) -> None:
+    """S16, S34: whatever code is deployed by then; its host must not ask for it."""
+    ended = await ours(START, WORKFLOWS["race"])
+    assert ended.stored_state == "completed"
+    assert theirs.run(ended, "migrate", None).effects == ("work", "price")
+    again = await ours(ended, WORKFLOWS["migrate"])
+    assert (again.result, again.effects, again.writes) == (ended.result, ended.effects, ())
 
 
 # What both keep to.
