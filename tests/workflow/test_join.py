@@ -440,6 +440,7 @@ async def test_every_error_is_reported_and_told_apart_after_a_restart_as_before(
     assert first is not second
     assert list(first.errors) == ["step", "own", "group", "silent"]
     assert first.errors == second.errors
+    assert dict(first.values) == dict(second.values) == {"fine": 1}
     assert (str(first), first.name, first.causes) == (str(second), second.name, second.causes)
     assert [(info.name, info.message) for info in first.errors.values()] == [
         ("CriticalError", "für immer"),

@@ -222,11 +222,13 @@ class JoinError(WorkflowError):
         name: The join's name.
         errors: Each failed branch's error as it is stored, by branch name in the order given. The original exceptions are
             `__cause__` on the first run only.
+        values: What the other branches returned, as it is stored, by branch name in the order given.
         causes: The ids of the history entries that failed: the join's, and those of the steps behind it.
     """
 
     name: str
     errors: Mapping[str, ErrorInfo]
+    values: Mapping[str, Any]
     causes: Sequence[str]
 
 

@@ -50,22 +50,25 @@ async def run_join(operation: Operation, branches: Mapping[str, BranchFunction])
         await fork.run(names, settle)
     else:
         await activation.replayed()
-    if any(record.status is BranchStatus.FAILED for record in fork.records.values()):
-        raise _failure(operation, fork) from fork.cause()
-    return JoinResult(
+    result: JoinResult[Any] = JoinResult(
         {
             name: values[name] if name in values else recorded_value(operation, name, function, fork.records[name])
             for name, function in branches.items()
+            if fork.records[name].status is not BranchStatus.FAILED
         }
     )
+    if len(result) < len(branches):
+        raise _failure(operation, fork, result) from fork.cause()
+    return result
 
 
-def _failure(operation: Operation, fork: Fork) -> JoinError:
+def _failure(operation: Operation, fork: Fork, values: JoinResult[Any]) -> JoinError:
     errors, causes = fork.failures()
     listed = "; ".join(f"{name}: {error}" for name, error in errors.items())
     return JoinError(
         cut_text(f"{len(errors)} of {len(fork.records)} branches of join {operation.name!r} failed: {listed}"),
         name=operation.name,
         errors=errors,
+        values=values,
         causes=causes,
     )
