@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import inf
 from typing import Any, TypeAlias
 
@@ -86,8 +87,9 @@ class World:
         """How often the functions of steps by this name were begun."""
         return sum(path[-1] == name for path in self.effects)
 
-    async def live_on(self, process: Host, *, restarts: bool = False) -> Any:
-        """Run to the end, letting time pass and mail arrive; with a restart at every stop, if told so."""
+    async def live_on(self, process: Host, *, restarts: bool | Iterator[bool] = False) -> Any:
+        """Run to the end, letting time pass and mail arrive; with a restart at every stop, or at those that are told."""
+        restarting = repeat(restarts) if isinstance(restarts, bool) else restarts
         sent: set[int] = set()
         while True:
             stopped = await process.stop(self.workflow)
@@ -99,7 +101,7 @@ class World:
                 assert pause_s != inf, "a step's function waits for ever"
                 await process.advance(max(0.0, pause_s))
                 continue
-            if restarts:
+            if next(restarting, False):
                 await process.restart()
             names = stopped.waiting_for_messages or ()
             due = [
@@ -157,7 +159,7 @@ async def outline(namespace: Namespace, *, with_losers: bool = True) -> list[Any
         data = {key: value for key, value in entry.data.items() if key != "deadline_ms"}
         if isinstance(data.get("body"), dict):
             data["body"] = {key: data["body"][key] for key in ("name", "body", "completed")}
-        if entry.kind == "race" and not with_losers:
+        if entry.kind == "race" and not with_losers and data["winner"] is not None:
             data["branches"] = data["branches"][data["winner"]]
         metadata = entry.metadata
         lines.append((entry.path, entry.kind, data, metadata and (metadata.status, metadata.attempts, metadata.error)))

@@ -658,6 +658,97 @@ async def test_blocks_in_blocks_hand_back_what_reaches_them(
     assert len(world.effects) == len(set(world.effects)) == 8
 
 
+@pytest.mark.parametrize("caught", ["by a block", "by the code"])
+@pytest.mark.parametrize("where", ["root", "loop", "branch"])
+async def test_a_loop_that_fails_and_is_caught_resumes_with_what_came_after_it(
+    make_quick_namespace: Callable[[], Namespace], mode: RunMode, where: str, caught: str, autojump_clock: MockClock
+) -> None:
+    """S1, S3: a loop has no record of its failure, which comes again out of the iteration that failed."""
+
+    async def part(world: World, ctx: Context) -> Any:
+        async def body(ctx: Context, number: int) -> Any:
+            await world.step(ctx, "work", Declined(9) if number == 2 else None)
+            return Continue(number + 1)
+
+        async def loops(ctx: Context) -> None:
+            await ctx.loop("inner", body, 0, history_prune_interval=1, history_size=0)
+
+        if caught == "by a block":
+            failure = await ctx.try_block("block", loops)
+            assert isinstance(failure, BlockFailure)
+            info = failure.error
+        else:
+            try:
+                await loops(ctx)
+            except StepCriticalError as error:
+                info = error.error
+        await ctx.sleep("pause", 5)
+        await world.step(ctx, "after")
+        return str(info)
+
+    async def function(world: World, ctx: Context) -> Any:
+        async def body(ctx: Context, _: None) -> Any:
+            return Break(await part(world, ctx))
+
+        async def branch(ctx: Context) -> Any:
+            return await part(world, ctx)
+
+        if where == "loop":
+            result = await ctx.loop("outer", body)
+        elif where == "branch":
+            result = (await ctx.join("outer", {"a": branch}))["a"]
+        else:
+            result = await part(world, ctx)
+        await ctx.sleep("rest", 10)
+        return result
+
+    async def check(output: Any, world: World, namespace: Namespace, crash: Crash | None) -> None:
+        assert output == "Declined: declined: 9"
+        if crash is None:
+            assert world.count("work") == 3
+
+    await explore(make_quick_namespace, mode, function, check)
+
+
+@pytest.mark.parametrize("change", ["it does not fail", "it fails after more", "it breaks at once"])
+async def test_a_loop_that_went_no_further_once_may_not_do_so_later(
+    namespace: Namespace, mode: RunMode, change: str, autojump_clock: MockClock
+) -> None:
+    """S4: new code in which the loop that failed goes on, while what came after it is recorded."""
+    is_new = False
+
+    async def workflow(ctx: Context, _: object) -> Any:
+        async def body(ctx: Context, number: int) -> Any:
+            if is_new and change == "it breaks at once":
+                await ctx.step("work", _noop)
+                return Break(None)
+            await ctx.step("work", _noop)
+            if is_new and change == "it fails after more":
+                await ctx.step("more", _noop)
+            if number == 1 and not (is_new and change == "it does not fail"):
+                raise ValueError("no")
+            return Continue(number + 1)
+
+        try:
+            await ctx.loop("loop", body, 0)
+        except ValueError:
+            await ctx.step("after", _noop)
+        await ctx.sleep("rest", 10)
+        return "done"
+
+    async with host(namespace, mode) as process:
+        await process.stop(workflow)
+        before = await namespace.dump()
+        is_new = True
+        await process.restart()
+        with pytest.raises(HistoryDivergedError, match="'after'"):
+            await process.stop(workflow)
+        await process.restart()
+        assert await namespace.dump() == before
+        is_new = False
+        assert await process.finish(workflow) == "done"
+
+
 async def test_an_interrupted_step_in_a_block_is_handed_back(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:

@@ -4,6 +4,8 @@
 2. Each iteration is a scope of its own. A finished one is visited as a unit: it is not run again.
 3. Forgetting iterations is in the same batch as the state that makes them superfluous, and costs what is forgotten.
 4. An iteration that recorded nothing is not committed by itself; at every prune interval all is.
+5. A loop whose body raised stays as it was, since what it raised comes again out of what is recorded of that iteration. So
+   there may be recorded entries after a loop that is not finished; only if it goes further are they divergence.
 5. Where steps of an iteration can be undone, the state that it began with is kept as long as its history is: to find the
    handlers, bodies of retained iterations run once more (`collecting.py`).
 """
@@ -72,7 +74,6 @@ async def run_loop(
             await activation.replayed()
             what = f"the recorded value of loop {operation.name!r}"
             return decode(value_converter, kind.output, what=what, root="value")
-        operation.check_order()
         loop = _Loop(operation, node, metadata, kind.state, kind.iteration, state_converter, value_converter)
         state = _decode_state(operation, state_converter, kind.state)
     else:
@@ -208,6 +209,7 @@ class _Loop:
 
     async def advance(self, state: object, prune_interval: int, history_size: int) -> Any:
         """Go on to the next iteration; returns the state as it is stored."""
+        self._operation.check_order()
         activation = self._activation
         began_with, iteration = self.state_data, self._iteration
         self.state_data, state = _encode_state(self._operation, self._state_converter, state)
@@ -233,6 +235,7 @@ class _Loop:
         return node is not None and self._activation.history.holds_completions(node)
 
     async def finish(self, value: object, history_size: int) -> Any:
+        self._operation.check_order()
         activation = self._activation
         what = f"the value that loop {self._operation.name!r} broke with"
         bytes_max = activation.user_bytes_max - len(self.state_data)
