@@ -293,10 +293,14 @@ async def test_an_ended_workflow_that_is_run_again_runs_there(
     autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
 ) -> None:
     """S16, S34: whatever code is deployed by then; its host must not ask for it."""
+
+    async def other(ctx: Context, _: object) -> Any:
+        return await ctx.step("price", give, "price", 1)
+
     ended = await ours(START, WORKFLOWS["race"])
     assert ended.stored_state == "completed"
     assert theirs.run(ended, "migrate", None).effects == ("work", "price")
-    again = await ours(ended, WORKFLOWS["migrate"])
+    again = await ours(ended, other)
     assert (again.result, again.effects, again.writes) == (ended.result, ended.effects, ())
 
 
@@ -307,7 +311,7 @@ async def test_a_workflow_cancelled_by_one_engine_is_cancelled_for_the_other(
     tmp_path: Path, autojump_clock: MockClock, ours: RunOurs, theirs: ReferenceEngine
 ) -> None:
     """S16, S32: nothing runs, nothing is written."""
-    position = await ours(START, WORKFLOWS["order"])
+    position = await ours(START, WORKFLOWS["join"])
     namespace = Namespace("memory", tmp_path)
     driver = await namespace.driver()
     await driver.batch(Batch(puts=list(position.kv.items())))
@@ -315,10 +319,10 @@ async def test_a_workflow_cancelled_by_one_engine_is_cancelled_for_the_other(
         await process.control("cancel")
         cancelled = replace(position, kv=await namespace.dump())
         assert cancelled.stored_state == "cancelled"
-        after = theirs.run(cancelled, "order", None)
+        after = theirs.run(cancelled, "join", None)
         assert (after.state, after.result, after.kv) == ("threw", "EvictedError", cancelled.kv)
         with pytest.raises(WorkflowCancelledError):
-            await run_workflow(WORKFLOW_ID, WORKFLOWS["order"], None, driver)
+            await run_workflow(WORKFLOW_ID, WORKFLOWS["join"], None, driver)
 
 
 @pytest.mark.parametrize(("name", "effects_there"), [("sleep", ()), ("retry", ("attempt 2",))])
