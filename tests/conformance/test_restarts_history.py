@@ -1,4 +1,4 @@
-"""Scenarios of part A, on replay and history, with the process dying at every recorded transition; see support/restarts.py."""
+"""Scenarios of part A, replay and history, with the process dying at every recorded transition; see support/restarts.py."""
 
 from __future__ import annotations
 

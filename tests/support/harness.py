@@ -386,7 +386,7 @@ class Host:
                 task_status.started(nursery)
                 await trio.sleep_forever()
         except BaseExceptionGroup as group:
-            if not (self._is_restarting and _is_crash(group)):
+            if not (self._is_restarting and is_crash(group)):
                 raise  # it died by itself, and takes the host with it
         finally:
             self._life_over.set()
@@ -562,13 +562,14 @@ async def _run_to_death(scenario: Callable[[Namespace], Awaitable[Any]], namespa
     try:
         await scenario(namespace)
     except BaseException as error:
-        if not _is_crash(error):
+        if not is_crash(error):
             raise
 
 
-def _is_crash(error: BaseException) -> bool:
+def is_crash(error: BaseException) -> bool:
+    """Whether it is nothing but the death of the process."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_crash(part) for part in error.exceptions)
+        return all(is_crash(part) for part in error.exceptions)
     return isinstance(error, SimulatedCrashError | DriverClosedError)
 
 
@@ -594,5 +595,6 @@ __all__ = [
     "WorkflowFailedError",
     "crashes",
     "host",
+    "is_crash",
     "scheduled",
 ]

@@ -35,6 +35,7 @@ class World:
         effects: The path of every step's function that was begun, in order.
         acknowledged: Paths at which nothing may happen any more.
         recurred: The effects that did all the same.
+        facts: Anything else that there is to know.
     """
 
     function: WorldFunction
@@ -42,6 +43,7 @@ class World:
     effects: list[Path] = field(default_factory=list)
     acknowledged: set[Path] = field(default_factory=set)
     recurred: list[Path] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     async def workflow(self, ctx: Context, _: object) -> Any:
         return await self.function(self, ctx)
