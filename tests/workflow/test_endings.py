@@ -690,6 +690,36 @@ class TestUserCode:
             assert await process.finish(order) == "done"
         assert calls == ["call", "call"]
 
+    @pytest.mark.parametrize("is_grouped", [False, True])
+    async def test_finally_blocks_record_nothing_when_the_process_is_interrupted(
+        self, is_grouped: bool, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S31, S33: what they recorded would come before the interrupted step, and be a divergence ever after."""
+        calls: list[str] = []
+
+        async def effect(name: str) -> str:
+            calls.append(name)
+            if calls == ["step"]:
+                if is_grouped:
+                    raise BaseExceptionGroup("of a nursery in the step", [KeyboardInterrupt(), ValueError()])
+                raise KeyboardInterrupt
+            return name
+
+        async def order(ctx: Context, _: Any) -> str:
+            try:
+                return await ctx.step("step", effect, "step")
+            finally:
+                await ctx.step("cleanup", effect, "cleanup")
+
+        with pytest.raises(BaseExceptionGroup if is_grouped else KeyboardInterrupt):
+            await run_workflow("workflow-1", order, None, await namespace.driver(), mode=mode)
+        assert calls == ["step"]
+        assert (await namespace.snapshot()).entries == ()
+        async with host(namespace, mode) as process:
+            await process.restart()
+            assert await process.finish(order) == "step"
+        assert calls == ["step", "step", "cleanup"]
+
     async def test_failures_that_the_users_code_catches_are_its_own_business(
         self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
     ) -> None:

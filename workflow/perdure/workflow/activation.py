@@ -126,6 +126,7 @@ class Activation:
         self.is_running: bool = False
         self.is_draining: bool = False
         self._error: BaseException | None = None
+        self._interruption: BaseException | None = None
         self.watch: Watch | None = None if hooks is None else Watch(hooks, history)
         self._committer = Committer(driver, history.pending, is_alone=True, watch=self.watch)
         self._cancel_scope = trio.CancelScope()
@@ -263,6 +264,15 @@ class Activation:
         """An operation was cancelled: if not by us, then by the workflow's own scope, or from outside; `run` tells which."""
         if self.closing is None:
             self._close(Closing.USER_CANCELLED, _user_cancellation(name, operation, "ended"))
+
+    def interrupt(self, error: BaseException) -> None:
+        """A KeyboardInterrupt or the like came out of an operation: the process is ending, and the run with it.
+
+        No `finally` of the workflow's records anything on the way out: it would come before the interrupted operation.
+        """
+        if self._interruption is None:
+            self._interruption = error
+        self._close(Closing.EVICTED)
 
     def check_may_record(self) -> None:
         """An operation in progress has an outcome: is it to be recorded?
@@ -605,6 +615,8 @@ class Activation:
                 _, rest = group.split((SuspendSignal, Exception))
                 if rest is not None:
                     raise rest from None
+        if self._interruption is not None:
+            raise self._interruption  # a signal out of the workflow's own `finally` may have taken its place
         await self._settle_closing()
         return value, error
 

@@ -338,6 +338,14 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
+def _ends_process(error: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt, a SystemExit or the like, alone or among others."""
+    harmless = (SuspendSignal, Exception, trio.Cancelled)
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).split(harmless)[1] is not None
+    return not isinstance(error, harmless)
+
+
 class Operation:
     """One call of a context's method, from its check to its end; a context manager.
 
@@ -374,6 +382,8 @@ class Operation:
             return  # what comes out of a loser's unwinding is nobody's
         if isinstance(error, FaultError):
             self.scope.activation.fault(error)
+        elif _ends_process(error):
+            self.scope.activation.interrupt(error)
         elif _is_cancellation(error):
             self.scope.activation.note_cancelled(self.name, self.operation)
 
