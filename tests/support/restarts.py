@@ -280,6 +280,14 @@ class Stage:
         """Anything else; the workflow must not be in memory."""
         return await self.act(what)
 
+    async def state(self) -> WorkflowState:
+        """The stored state."""
+
+        async def do() -> WorkflowState:
+            return (await self.namespace.snapshot()).state
+
+        return await self.act(do)
+
     async def look(self) -> dict[str, Any]:
         """What is stored, as `picture_of` has it."""
         return await self.act(lambda: picture_of(self.namespace))
@@ -467,6 +475,17 @@ async def play(
     return exploration
 
 
+async def played_once(
+    make_namespace: Callable[[], Namespace], mode: RunMode, function: WorldFunction, script: Script
+) -> dict[str, Any]:
+    """What is stored after a play in which nobody dies, without ids and times."""
+    namespace = make_namespace()
+    await Stage(namespace, mode, function, lambda stage: {}, 1_700_000_000_000).live(script)
+    picture = await picture_of(namespace)
+    await namespace.close()
+    return picture
+
+
 def _check_effects(stage: Stage, first: Stage, any_of: Collection[str], at_most_once: Collection[str]) -> None:
     assert stage.world.recurred == [], "what was acknowledged happened again"
     expected, happened = Counter(first.world.effects), Counter(stage.world.effects)
@@ -517,4 +536,4 @@ async def _play_with_fault(
     return faulty.has_failed
 
 
-__all__ = ["Script", "Stage", "Stop", "names_of", "picture_of", "play"]
+__all__ = ["Script", "Stage", "Stop", "names_of", "picture_of", "play", "played_once"]

@@ -19,7 +19,7 @@ from harness import Crash, Exploration, Host, Namespace, crashes, host
 
 from perdure.storage import Batch, layout
 from perdure.storage.schema import EntryKind, decode_entry
-from perdure.workflow import ANY_MESSAGE, Context, RunMode, WorkflowState, current_step
+from perdure.workflow import ANY_MESSAGE, Context, RollbackContext, RunMode, WorkflowState, current_step
 
 Path: TypeAlias = "tuple[str | int, ...]"
 WorldFunction: TypeAlias = "Callable[[World, Context], Awaitable[Any]]"
@@ -80,6 +80,15 @@ class World:
             return result
 
         return effect
+
+    async def undo(self, ctx: RollbackContext, output: Any) -> None:
+        """A step's rollback handler: an effect below its step, which may not recur once the next handler has begun."""
+        path = (*ctx.path, "undo")
+        if path in self.acknowledged:
+            self.recurred.append(path)
+        self.acknowledged.update(done for done in self.effects if done[-1] == "undo" and done != path)
+        self.effects.append(path)
+        await trio.lowlevel.checkpoint()
 
     def acknowledge(self, *path: str | int) -> None:
         """Nothing at or below this path is to happen again."""
