@@ -644,6 +644,77 @@ async def test_a_scope_that_fires_in_a_step_of_a_branch_is_the_typed_error_too(
         assert set(await namespace.entries()) == {("join",), ("join", "short", "work")}
 
 
+@pytest.mark.parametrize("where", ["root", "join", "race"])
+@pytest.mark.parametrize("what", ["a sleep", "a read", "a backoff"])
+async def test_a_shield_of_the_users_keeps_no_durable_wait_from_being_left(
+    namespace: Namespace, mode: RunMode, where: str, what: str, autojump_clock: MockClock
+) -> None:
+    """S31, S33: the run returns, or is evicted, at once, not when the wait ends; it goes on where it was."""
+
+    async def flaky() -> str:
+        if current_step().attempt == 1:
+            raise ConnectionError("once")
+        return "done"
+
+    async def waits(ctx: Context) -> Any:
+        with trio.CancelScope(shield=True):
+            if what == "a sleep":
+                await ctx.sleep("nap", 1000)
+            elif what == "a read":
+                await ctx.queue.next("read")
+            else:
+                await ctx.step("flaky", flaky, retry_backoff_base=500, retry_backoff_max=1000)
+        return "done"
+
+    async def workflow(ctx: Context, _: object) -> Any:
+        async def long(ctx: Context) -> Any:
+            with trio.CancelScope(shield=True):
+                await ctx.sleep("long", 1000 if where == "join" else YEAR)
+            return "done"
+
+        if where == "root":
+            return await waits(ctx)
+        return (await fork(ctx, where, "fork", {"waits": waits, "long": long}))["waits"]
+
+    began_s = trio.current_time()
+    async with host(namespace, mode) as process:
+        with trio.fail_after(10):
+            assert (await process.stop(workflow)).state is WorkflowState.SLEEPING
+            await process.evict()
+            await process.restart()
+        assert trio.current_time() == began_s
+        if what == "a read":
+            await process.send("mail")
+        assert await process.finish(workflow) == "done"
+
+
+async def test_a_shield_of_the_users_keeps_no_drained_workflow(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S31, S33: what would begin below it is left as well."""
+
+    async def function(world: World, ctx: Context) -> Any:
+        async def works(ctx: Context) -> None:
+            with trio.CancelScope(shield=True):
+                await world.step(ctx, "one", None, 5.0)
+                await world.step(ctx, "two")
+
+        await ctx.join("join", {"a": works, "b": works})
+
+    world = World(function)
+    clock = MovableClock()
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            driver = await namespace.driver()
+            handle = await start_workflow(nursery, "workflow-1", world.workflow, None, driver, mode=mode, clock=clock)
+            await trio.sleep(1)
+            cast("Any", handle)._activation.drain()
+    assert world.count("two") == 0
+    async with host(namespace, mode, clock=clock) as process:
+        await process.finish(world.workflow)
+    assert (world.count("one"), world.count("two")) == (2, 2)
+
+
 @pytest.mark.parametrize("how", ["join", "race"])
 async def test_except_exception_in_a_branch_swallows_nothing(
     namespace: Namespace, mode: RunMode, how: str, autojump_clock: MockClock

@@ -21,7 +21,7 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import trio
 
@@ -131,6 +131,7 @@ class Activation:
         self._committer = Committer(driver, history.pending, is_alone=True, watch=self.watch)
         self._cancel_scope = trio.CancelScope()
         self._parked: dict[Parking, None] = {}
+        self._closed = trio.Event()
         self._has_progressed = False
         self._has_begun_steps = False
         self.must_commit_before_step: bool = True
@@ -255,6 +256,10 @@ class Activation:
                 if self.watch is not None:
                     self.watch.forget_failures()
         self._cancel_scope.cancel()
+        # A scope of the user's may hold that off (`shield=True`): what waits durably is told all the same.
+        self._closed.set()
+        for parking in self._parked:
+            parking.wake()
 
     def fault(self, error: FaultError) -> None:
         """The code cannot run this workflow: seal the context and write nothing more."""
@@ -342,6 +347,8 @@ class Activation:
             self.busy += 1
             lane.is_parked = False
             del self._parked[parking]
+        if self.closing is not None:
+            raise SuspendSignal
         if not lane.is_open:
             await lane.leave()
         if self.history.state is WorkflowState.SLEEPING:
@@ -362,15 +369,17 @@ class Activation:
             elif self.mode == "yield":
                 self._close(Closing.PARKED)
 
-    async def drained(self) -> None:
+    async def drained(self) -> NoReturn:
         """Let nothing begin any more in a workflow that leaves: wait until the last lane has come to rest, and be evicted."""
         self.busy -= 1
         try:
             if self.busy == 0:
                 self.evict()
-            await trio.sleep_forever()
+            await self._closed.wait()
+            await trio.lowlevel.checkpoint_if_cancelled()
         finally:
             self.busy += 1
+        raise SuspendSignal
 
     def fork(self, lanes: int) -> None:
         """A lane now waits for this many new ones."""
