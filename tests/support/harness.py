@@ -39,6 +39,7 @@ from perdure.workflow import (
     WorkflowResult,
     WorkflowSnapshot,
     WorkflowState,
+    control,
     load_snapshot,
     run_workflow,
     send_message,
@@ -482,7 +483,7 @@ class Host:
         activation = await Activation.load(
             self.workflow_id, await self.namespace.driver(), clock=self.clock, hooks=hooks
         )
-        await getattr(activation, action)()
+        await getattr(control, action)(activation)
 
 
 @dataclass(frozen=True, slots=True)

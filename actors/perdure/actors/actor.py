@@ -16,6 +16,7 @@ import trio
 from perdure.actors.catalog import CatalogedDriver
 from perdure.workflow import Context, Workflow, WorkflowState
 from perdure.workflow.activation import Activation, Closing
+from perdure.workflow.control import cancel
 from perdure.workflow.run import ending_error
 from perdure.workflow.typed import decode_output
 
@@ -90,7 +91,7 @@ class Actor:
     async def cancel(self) -> None:
         """End the workflow as cancelled; durable on return."""
         self.waiting_scope.cancel()
-        await self.activation.cancel()
+        await cancel(self.activation)
 
     def hold(self) -> None:
         """Keep it from being closed."""

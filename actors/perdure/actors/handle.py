@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
+from perdure.workflow.control import recover, send, wake
 from perdure.workflow.history import History
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.typed import decode_output
@@ -76,19 +77,19 @@ class ActorHandle:
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant."""
         async with self._residents.using(self._workflow_id) as actor:
-            await actor.activation.message(name, body, message_id=id)
+            await send(actor.activation, name, body, message_id=id)
         await self._residents.ensure_running(self._workflow_id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, durable on return, and bring the workflow in if it is dormant."""
         async with self._residents.using(self._workflow_id) as actor:
-            await actor.activation.wake()
+            await wake(actor.activation)
         await self._residents.ensure_running(self._workflow_id)
 
     async def recover(self) -> None:
         """Run a failed workflow again; without effect on any other."""
         async with self._residents.using(self._workflow_id) as actor:
-            await actor.activation.recover()
+            await recover(actor.activation)
         await self._residents.ensure_running(self._workflow_id)
 
     async def evict(self) -> None:

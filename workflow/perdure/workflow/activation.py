@@ -27,8 +27,6 @@ import trio
 
 from perdure.storage import Batch, Driver, FormatVersionError, encode_value, layout
 from perdure.storage.errors import EncodeError, StorageError
-from perdure.storage.schema import MailboxMessage, SleepEntry, SleepState
-from perdure.workflow.checks import check_message_id, check_message_name
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.committer import Committer
 from perdure.workflow.errors import (
@@ -37,14 +35,12 @@ from perdure.workflow.errors import (
     SuspendSignal,
     UserCancellationError,
     ValueTypeError,
-    WorkflowEndedError,
 )
 from perdure.workflow.failures import causes_of, describe, info_to_map
-from perdure.workflow.history import FORMAT_VERSION, History, Node
+from perdure.workflow.history import FORMAT_VERSION, History
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Letter, Mailbox
-from perdure.workflow.plain import to_plain
 from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
@@ -217,7 +213,7 @@ class Activation:
         try:
             await self._committer.commit()
         except Exception as error:
-            self._close(Closing.STORAGE, error)
+            self.close(Closing.STORAGE, error)
             raise SuspendSignal from error
 
     def commit_nowait(self) -> bool:
@@ -225,7 +221,7 @@ class Activation:
         try:
             return self._committer.commit_nowait()
         except Exception as error:
-            self._close(Closing.STORAGE, error)
+            self.close(Closing.STORAGE, error)
             raise SuspendSignal from error
 
     async def commit_from_outside(self) -> None:
@@ -233,7 +229,7 @@ class Activation:
         try:
             await self._committer.commit()
         except Exception as error:
-            self._close(Closing.STORAGE, error)
+            self.close(Closing.STORAGE, error)
             raise
 
     async def settled(self) -> None:
@@ -247,7 +243,7 @@ class Activation:
 
     # Closing.
 
-    def _close(self, reason: Closing, error: BaseException | None = None) -> None:
+    def close(self, reason: Closing, error: BaseException | None = None) -> None:
         if self.closing is None or reason > self.closing:
             self.closing = reason
             self._error = error
@@ -263,12 +259,12 @@ class Activation:
 
     def fault(self, error: FaultError) -> None:
         """The code cannot run this workflow: seal the context and write nothing more."""
-        self._close(Closing.FAULT, error)
+        self.close(Closing.FAULT, error)
 
     def note_cancelled(self, name: str, operation: str) -> None:
         """An operation was cancelled: if not by us, then by the workflow's own scope, or from outside; `run` tells which."""
         if self.closing is None:
-            self._close(Closing.USER_CANCELLED, _user_cancellation(name, operation, "ended"))
+            self.close(Closing.USER_CANCELLED, _user_cancellation(name, operation, "ended"))
 
     def interrupt(self, error: BaseException) -> None:
         """A KeyboardInterrupt or the like came out of an operation: the process is ending, and the run with it.
@@ -367,7 +363,7 @@ class Activation:
             if self.is_draining:
                 self.evict()
             elif self.mode == "yield":
-                self._close(Closing.PARKED)
+                self.close(Closing.PARKED)
 
     async def drained(self) -> NoReturn:
         """Let nothing begin any more in a workflow that leaves: wait until the last lane has come to rest, and be evicted."""
@@ -406,37 +402,7 @@ class Activation:
     def _is_quiet(self) -> bool:
         return self.busy == 0 and not any(parking.is_woken for parking in self._parked)
 
-    # What the outside asks for. Each returns once it is durable, whether the function is running or not.
-
-    async def message(self, name: str, body: object, *, message_id: str | None = None) -> None:
-        """Put a message into the mailbox and wake whoever waits for it.
-
-        Raises:
-            WorkflowEndedError: The workflow is terminal.
-            EncodeError: The body cannot be stored.
-        """
-        check_message_name(name)
-        what = f"the body of message {name!r}"
-        data = encode_value(body, bytes_max=self.user_bytes_max, what=what, to_plain=to_plain)
-        if message_id is not None:
-            check_message_id(message_id)
-            await self.mailbox.load_known_ids(self.driver)
-            if self.mailbox.is_known(message_id):
-                await self.commit_from_outside()  # the first sending may still be on its way to the disk
-                return
-        if self.history.state.is_terminal:
-            await self.commit_from_outside()  # that it has ended is not told before it is durable
-            raise WorkflowEndedError(
-                f"workflow {self.history.workflow_id!r} is {self.history.state.value} and takes no more messages",
-                workflow_id=self.history.workflow_id,
-                state=self.history.state.value,
-            )
-        message = MailboxMessage(message_id or self.ids.next_id(), name, data, self.clock.now_ms())
-        letter = self.mailbox.write(message, remember=message_id is not None)
-        self._arm_if_dormant()
-        await self.commit_from_outside()
-        self.offer([letter])
-        await self._arm_if_missed()
+    # For what the outside asks for (`control.py`).
 
     def offer(self, letters: Iterable[Letter]) -> None:
         """Let readers see messages that are durable now, and wake whoever waits for one."""
@@ -446,95 +412,28 @@ class Activation:
                 if parking.wait.wants(letter.message.name):
                     parking.wake()
 
-    async def _arm_if_missed(self) -> None:
-        """Bring the workflow back if its run closed, not seeing what was then still on its way to the disk."""
-        if self.closing in (Closing.PARKED, Closing.EVICTED) and not self.history.state.is_terminal:
-            self._arm_if_dormant()
-            await self.commit_from_outside()
+    def wake_parked(self) -> None:
+        """Let go on what `wake()` ends: sleeps and the pauses before retries."""
+        for parking in list(self._parked):
+            if parking.wait.wakeable:
+                parking.wake()
 
-    def _arm_if_dormant(self) -> None:
+    def arm_if_dormant(self) -> None:
+        """Arm the alarm for now if no run will see what was just recorded; durable with the next commit."""
         if not self.is_running or self.closing is not None:
             now_ms = self.clock.now_ms()
             alarm_ms = self.history.alarm_ms
             self.history.set_alarm(now_ms if alarm_ms is None else min(alarm_ms, now_ms))
 
-    async def wake(self) -> None:
-        """End pending sleeps and retry backoffs, in one batch. Without effect where nothing sleeps."""
-        from perdure.workflow.rollback import wake_rollback
-
-        history = self.history
-        if history.state.is_terminal:
-            return
-        version = history.pending.version
-        if history.state is WorkflowState.ROLLING_BACK:
-            wake_rollback(history)
-        else:
-            self._wake_open(history)
-        has_changed = history.pending.version != version
-        if has_changed:
-            if self.is_running and history.state is WorkflowState.SLEEPING:
-                history.apply(WorkflowEvent.RUN)
-            self._arm_if_dormant()
-        await self.commit_from_outside()
-        for parking in list(self._parked):
-            if parking.wait.wakeable:
-                parking.wake()
-        if has_changed:
-            await self._arm_if_missed()
-
-    def _wake_open(self, history: History) -> None:
-        for node in list(history.open_sleeps.values()):
-            entry = node.entry
-            if entry is not None and isinstance(entry.kind, SleepEntry) and not self._is_queue_deadline(node):
-                history.change(node, SleepEntry(entry.kind.deadline_ms, SleepState.INTERRUPTED))
-        for entry_id, node in list(history.open_retries.items()):
-            metadata = history.metadata(entry_id)
-            if metadata is not None:
-                metadata.last_attempt_at_ms = 0
-                history.put_metadata(node, metadata)
-
-    def _is_queue_deadline(self, node: Node) -> bool:
-        entry = node.entry
-        assert entry is not None, "open sleeps are recorded"
-        number = entry.location[-1]
-        name = self.history.names[number] if isinstance(number, int) else ""
-        # A user's own sleep by such a name says so in its detail.
-        return name.endswith(":deadline") and not self.history.detail(entry.id).get("sleep")
-
-    async def cancel(self) -> None:
-        """End the workflow as cancelled, for good. Without effect once it has ended."""
-        if self.history.state.is_terminal:
-            await self.commit_from_outside()
-            return
-        self.history.apply(WorkflowEvent.CANCEL)
-        self.history.set_alarm(None)
-        self.history.set_idle_activations(0)
-        self._close(Closing.CANCELLED)
-        await self.commit_from_outside()
-
     def evict(self) -> None:
         """Make the function unwind; what is recorded stays, and the workflow can be run again elsewhere."""
-        self._close(Closing.EVICTED)
+        self.close(Closing.EVICTED)
 
     def drain(self) -> None:
         """Evict the workflow as soon as no step function runs: at once if it waits, else before its next operation."""
         self.is_draining = True
         if self.busy == 0:
             self.evict()
-
-    async def recover(self) -> bool:
-        """Make a failed workflow runnable again; durable on return.
-
-        Returns:
-            Whether it was failed; otherwise nothing changes.
-        """
-        from perdure.workflow.recover import reopen
-
-        if not reopen(self.history):
-            return False
-        self._arm_if_dormant()
-        await self.commit_from_outside()
-        return True
 
     # The run.
 
@@ -566,7 +465,7 @@ class Activation:
             await self._settle_closing()
         except BaseException:
             if self.closing is None:
-                self._close(Closing.EVICTED)
+                self.close(Closing.EVICTED)
             await self._leave()
             raise
         finally:
@@ -644,7 +543,7 @@ class Activation:
     async def _settle_closing(self) -> None:
         if self.closing is Closing.USER_CANCELLED:
             await trio.lowlevel.checkpoint_if_cancelled()  # cancelled from outside after all: an eviction
-            self._close(Closing.FAULT, self._error)
+            self.close(Closing.FAULT, self._error)
         match self.closing:
             case None | Closing.PARKED:
                 pass

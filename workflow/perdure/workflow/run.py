@@ -13,6 +13,7 @@ from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.checks import check_driver, check_methods, check_workflow_id
 from perdure.workflow.clock import Clock
 from perdure.workflow.context import Context
+from perdure.workflow.control import cancel, recover, send, wake
 from perdure.workflow.definition import Workflow, definition_of
 from perdure.workflow.errors import (
     ErrorInfo,
@@ -194,7 +195,7 @@ async def send_message(
     check_clock(clock)
     async with turn_of(driver):
         activation = await Activation.load_for_mail(driver, clock=clock)
-        await activation.message(name, body, message_id=id)
+        await send(activation, name, body, message_id=id)
 
 
 class _Turn:
@@ -308,12 +309,12 @@ class _LocalHandle:
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox; durable on return."""
         activation = await self._usable()
-        await activation.message(name, body, message_id=id)
+        await send(activation, name, body, message_id=id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs."""
         activation = await self._usable()
-        await activation.wake()
+        await wake(activation)
 
     async def _usable(self) -> Activation:
         """The activation; after a fault one that holds what is stored, since what faulty code recorded is not to be.
@@ -344,7 +345,7 @@ class _LocalHandle:
         """Make a failed workflow runnable again; in live mode it runs at once."""
         await self._stopped_if_failed()
         activation = await self._usable()
-        if await activation.recover() and self._mode == "live":
+        if await recover(activation) and self._mode == "live":
             self._activation = await self._load(self._activation)
             self.start()
 
@@ -360,7 +361,7 @@ class _LocalHandle:
     async def cancel(self) -> None:
         """End the workflow as cancelled, for good; durable on return."""
         activation = await self._usable()
-        await activation.cancel()
+        await cancel(activation)
 
     async def get_state(self) -> WorkflowState:
         """Where it stands now."""
