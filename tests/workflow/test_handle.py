@@ -431,7 +431,7 @@ class TestMutators:
                 nonlocal has_begun
                 activation = handle._activation  # type: ignore[attr-defined]
                 has_begun = bool(activation.history.open_sleeps)
-                await wake(activation)  # as the handle does, without its checkpoint in between
+                await control.wake(activation)  # as the handle does, without its checkpoint in between
 
             async def nap(ctx: Context, _: Any) -> str:
                 await ctx.step("a", work)
