@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +114,9 @@ def test_complete_table_is_green_and_written(run: Run, pytester: pytest.Pytester
     assert "| S2 | two | 2 | driver |  |  |  |  |  |  | 1 | 1 |  |" in rows
     assert "| S3 | three | 2 | once | 1 | 1 |  | 1 | 1 |  |  |  | 4 |" in rows
     assert "| S4 | four | 3 | mode |  |  | later |  |  | later |  |  |  |" in rows
+    assert "| S1 | `test_sample.py` (4) |" in rows
+    assert "| S2 | `test_sample.py` (2) |" in rows
+    assert "| S4 |  |" in rows
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -192,3 +197,18 @@ def test_our_own_list_is_whole(request: pytest.FixtureRequest) -> None:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     assert list(table["scenario"]) == [f"S{number}" for number in range(1, 53)]
     assert all(2 <= row["since"] <= 5 and row["title"] for row in table["scenario"].values())
+
+
+def test_every_scenario_of_parts_a_to_c_is_played_with_a_death_at_every_write(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    root, table = request.config.rootpath, tmp_path / "table.md"
+    files = sorted(str(path) for path in (root / "tests" / "conformance").glob("test_restarts_*.py"))
+    collect = ["--collect-only", "-qq", "-p", "no:cacheprovider", f"--scenario-table={table}"]
+    subprocess.run([sys.executable, "-m", "pytest", *collect, *files], cwd=root, check=True, capture_output=True)
+    rows = [line.strip("| ").split(" | ") for line in table.read_text(encoding="utf-8").splitlines()]
+    played = {
+        row[0]: [row[column] for column in (4, 5, 7, 8)] for row in rows if len(row) > 8 and row[3] == "mode x driver"
+    }
+    for number in range(1, 38):
+        assert all(cell.isdigit() for cell in played[f"S{number}"]), f"S{number}: {played[f'S{number}']}"

@@ -31,6 +31,8 @@ Cell = tuple[str | None, str | None]
 """Run mode and driver kind; `None` where a test does not speak of one."""
 Claim = tuple[int, str | None, str | None]
 """Scenario, run mode and driver kind."""
+Holding = tuple[int, str]
+"""Scenario and the test file that holds it, relative to the root directory."""
 
 CITATION = re.compile(r"\bS(\d{1,2})\b")
 FORBIDDEN_MARKS = ("skip", "skipif", "xfail")
@@ -77,20 +79,27 @@ class Plan:
 
 @dataclass(slots=True)
 class Collected:
-    """What a collection found: one entry per test and scenario, and what is wrong with some tests."""
+    """What a collection found: one entry per test and scenario, which files they are in, and what is wrong with some tests."""
 
     claims: Counter[Claim] = field(default_factory=Counter[Claim])
+    files: Counter[Holding] = field(default_factory=Counter[Holding])
     problems: list[str] = field(default_factory=list[str])
 
     def pack(self) -> list[Any]:
         """As lists of plain values, which is what pytest-xdist can send."""
-        return [[[*claim, count] for claim, count in self.claims.items()], self.problems]
+        claims = [[*claim, count] for claim, count in self.claims.items()]
+        files = [[*holding, count] for holding, count in self.files.items()]
+        return [claims, files, self.problems]
 
     @classmethod
     def unpack(cls, packed: list[Any]) -> Collected:
         """The opposite of `pack`."""
-        claims, problems = packed
-        return cls(Counter({tuple(claim): count for *claim, count in claims}), list(problems))
+        claims, files, problems = packed
+        return cls(
+            Counter({tuple(claim): count for *claim, count in claims}),
+            Counter({tuple(holding): count for *holding, count in files}),
+            list(problems),
+        )
 
     def count(self, scenario: Scenario, cell: Cell) -> int:
         """How many tests of `scenario` fill `cell`. A `None` in the cell is filled by anything."""
@@ -158,6 +167,7 @@ def collect(items: Iterable[pytest.Item], plan: Plan) -> Collected:
             if mark.name in FORBIDDEN_MARKS:
                 collected.problems.append(f"{item.nodeid} is marked {mark.name}")
         for number in cited(item):
+            collected.files[number, item.nodeid.partition("::")[0]] += 1
             if number not in plan.scenarios:
                 collected.problems.append(f"{item.nodeid} cites S{number}, which is not in the list of scenarios")
             modes = axis_values(item, "mode", plan.modes)
@@ -205,6 +215,14 @@ def render(plan: Plan, collected: Collected) -> str:
         for scenario in plan.scenarios.values():
             cells = (show(scenario, cell) for cell in plan.columns)
             yield line([f"S{scenario.number}", scenario.title, str(scenario.since), scenario.needs, *cells])
+        yield "\n# In which files these tests are\n\n"
+        yield line(["scenario", "files, with their number of tests"])
+        yield line(["---", "---"])
+        for scenario in plan.scenarios.values():
+            files = sorted(
+                (file, count) for (number, file), count in collected.files.items() if number == scenario.number
+            )
+            yield line([f"S{scenario.number}", ", ".join(f"`{file}` ({count})" for file, count in files)])
 
     return "".join(lines())
 
@@ -239,7 +257,9 @@ class ScenarioTable:
         """Look at the tests, in the process that has them."""
         self.take(collect(session.items, self.plan))
         if self.output is not None and self.collected is not None:
-            self.output[OUTPUT_KEY] = Collected(self.collected.claims, sorted(self.problems)).pack()
+            self.output[OUTPUT_KEY] = Collected(
+                self.collected.claims, self.collected.files, sorted(self.problems)
+            ).pack()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
