@@ -24,6 +24,7 @@ from perdure.workflow import (
     WorkflowHandle,
     WorkflowState,
     WorkflowSuspendedError,
+    control,
     start_workflow,
 )
 

@@ -273,7 +273,7 @@ class Activation:
         """
         if self._interruption is None:
             self._interruption = error
-        self._close(Closing.EVICTED)
+        self.close(Closing.EVICTED)
 
     def check_may_record(self) -> None:
         """An operation in progress has an outcome: is it to be recorded?
