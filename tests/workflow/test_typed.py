@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Protocol, Self, TypedDict, TypeVar
 from uuid import UUID
 
 import attrs
@@ -17,6 +17,7 @@ import pytest
 from harness import Namespace, host
 from trio.testing import MockClock
 
+from perdure.storage import EncodeError, encode_value
 from perdure.workflow import (
     Context,
     InvalidArgumentError,
@@ -25,8 +26,9 @@ from perdure.workflow import (
     StoredValueError,
     WorkflowFailedError,
     WorkflowState,
+    typed,
 )
-from perdure.workflow.typed import returns
+from perdure.workflow.typed import converter_of, returns
 
 T = TypeVar("T")
 NOW = datetime(2024, 2, 29, 12, 30, 1, 5, tzinfo=UTC)
@@ -134,6 +136,10 @@ class Customer(pydantic.BaseModel):
         return self.name.upper()
 
 
+class Shaped(Protocol):
+    def area(self) -> float: ...
+
+
 class Sku(pydantic.RootModel[str]):
     pass
 
@@ -142,6 +148,18 @@ UserId = NewType("UserId", int)
 ITEM = Item("a", Decimal("1.10"), Color.MIXED)
 RED_ITEM = Item("r", Decimal(3))
 ORDER = Order(KEY, [ITEM, Item("b", Decimal(2))], NOW, date(2024, 3, 1), {"x": (1, 2)})
+
+ORDER_PLAIN = {
+    "id": KEY,
+    "items": [
+        {"sku": "a", "price": Decimal("1.10"), "color": [1, 2]},
+        {"sku": "b", "price": Decimal(2), "color": "red"},
+    ],
+    "placed": NOW,
+    "due": date(2024, 3, 1),
+    "notes": {"x": [1, 2]},
+    "total": Decimal("3.10"),
+}
 
 TYPED: dict[str, tuple[Any, Any]] = {
     "dataclass": (Order, ORDER),
@@ -478,3 +496,105 @@ async def test_a_field_can_be_removed_from_a_class_and_one_with_a_default_added(
         await process.send("go")
         await process.finish(workflow)
     assert seen == [Before(1, 2), After(1)]
+
+
+class Small(pydantic.BaseModel):
+    x: int
+
+
+class Large(pydantic.BaseModel):
+    x: int
+    y: int = 0
+
+
+class Bare(TypedDict):
+    sku: str
+
+
+CHOICES: dict[str, tuple[Any, Any]] = {
+    "dict that looks like a class": (Item | dict[str, Any], {"sku": "a", "price": Decimal(1), "more": 1}),
+    "typed dict that looks like a class": (Item | Bare, {"sku": "a", "price": Decimal(1), "more": 1}),
+    "pydantic with more fields": (Small | Large, Large(x=1, y=2)),
+    "pydantic with fewer fields": (Small | Large, Small(x=1)),
+    "enum before text": (str | Color, Color.RED),
+    "int before float": (float | int, 1),
+    "list of one of two": (list[int] | list[str], ["a"]),
+}
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+async def test_a_member_of_a_union_is_the_same_one_on_replay(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, kind: str
+) -> None:
+    """S8: what a lenient reader would take for another member is read by the one that it was checked against."""
+    annotation, value = CHOICES[kind]
+    seen: list[Any] = []
+
+    async def workflow(ctx: Context, _: object) -> None:
+        seen.append(await ctx.step("make", returning(annotation, value)))
+        await ctx.queue.next("wait", names=["go"])
+
+    async with host(namespace, mode) as process:
+        await process.stop(workflow)
+        await process.restart()
+        await process.send("go")
+        await process.finish(workflow)
+    assert [form(got) for got in seen] == [form(value)] * 2
+
+
+def test_unions_that_python_holds_equal_are_read_alike() -> None:
+    """S8: whichever of them was met first, in this process or another."""
+    one, other = returns(returning(str | Color, "")), returns(returning(Color | str, ""))
+    assert one is other, "they share what was found"
+    assert one is not None
+    assert one.round_trip("red", bytes_max=100, what="it", root="it")[1] is Color.RED
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """S11: workflows that define their classes anew on every run do not fill the memory."""
+    for number in range(1100):
+        local = enum.Enum(f"Local{number}", ["A"])
+        converter = converter_of(local)
+        assert converter.round_trip(local["A"], bytes_max=100, what="it", root="it")[1] is local["A"]
+    assert len(typed._converters) <= 1024
+    assert converter_of(Order).decode(encode_value(ORDER_PLAIN), what="it", root="it") == ORDER
+
+
+@pytest.mark.parametrize("annotation", [list["Unknown"], dict[str, "Unknown"]])  # noqa: F821 - the point of the test
+def test_a_quoted_name_that_cannot_be_found_says_nothing(annotation: Any) -> None:
+    """S8: also within a type."""
+    assert returns(returning(annotation, None)) is None
+
+
+def test_a_field_whose_type_cannot_be_found_is_refused() -> None:
+    """S9: before anything runs, naming what cannot be found."""
+
+    @dataclass
+    class Broken:
+        x: "Missing"  # type: ignore[name-defined]  # noqa: F821, UP037
+
+    with pytest.raises(InvalidArgumentError, match=r"Broken\]: name 'Missing' is not defined"):
+        returns(returning(list[Broken], None))
+
+
+def test_a_class_that_only_says_self_is_left_alone() -> None:
+    """S8: `Self` and protocols say nothing that a value could be made by."""
+
+    class Own:
+        def twin(self) -> Self:
+            return self
+
+        def sized(self) -> Shaped:
+            raise NotImplementedError
+
+    assert returns(Own().twin) is None
+    assert returns(Own().sized) is None
+
+
+def test_an_object_in_plain_containers_is_refused_as_without_annotation() -> None:
+    """S9: it would come back as a dict."""
+    for annotation in (list[Any], dict[str, Any] | None, Sequence[Any], list[T]):
+        converter = converter_of(annotation)
+        value = {"a": ITEM} if "dict" in str(annotation) else [ITEM]
+        with pytest.raises(EncodeError, match="Item"):
+            converter.round_trip(value, bytes_max=1000, what="it", root="it")

@@ -1,7 +1,7 @@
 """What a callable's annotations say: the type of what it returns, and of its second parameter.
 
-1. An annotation that says nothing about the value (missing, `Any`, `object`, `None`, a type variable) and one whose names
-   cannot be found are no annotation: the value stays plain data.
+1. An annotation that says nothing about the value (missing, `Any`, `object`, `None`, a type variable, a protocol) and one
+   whose names cannot be found are no annotation: the value stays plain data.
 2. Only the annotation asked for is resolved, so that another parameter's, imported for type checkers only, does no harm.
 """
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _ALIAS: Final[Any] = getattr(typing, "TypeAliasType", ())
-_SILENT: Final = (Any, object, types.NoneType, typing.NoReturn, typing.Never)
+_SILENT: Final[tuple[Any, ...]] = (Any, object, types.NoneType, typing.NoReturn, typing.Never, cast("Any", typing).Self)
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -133,4 +133,5 @@ def _told(annotation: Any) -> Any:
         annotation = annotation.__value__
     if isinstance(annotation, TypeVar) or any(annotation is silent for silent in _SILENT):
         return None
-    return annotation
+    is_protocol = getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False)
+    return None if is_protocol else annotation

@@ -11,12 +11,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from fractions import Fraction
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
+from types import CodeType, FunctionType, UnionType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
 from perdure import storage
@@ -56,7 +56,9 @@ _KNOWN_MAX: Final = 4096
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, Decimal, UUID, datetime, date, Fraction})
 """Types that come back from storage as they are."""
 
-_PLAIN_CONTAINERS: Final = frozenset({list, dict, set, tuple, frozenset})
+_PLAIN_CONTAINERS: Final = frozenset(
+    {list, dict, set, tuple, frozenset, Sequence, Mapping, Iterable, Collection, Union, UnionType}
+)
 
 
 class Converter:
@@ -157,7 +159,12 @@ def _is_plain(annotation: Any) -> bool:
     """Whether an annotation names nothing but plain data."""
     origin = get_origin(annotation)
     if origin is None:
-        return annotation in _PLAIN or annotation in _PLAIN_CONTAINERS or annotation in (Any, object, Ellipsis)
+        return (
+            annotation in _PLAIN
+            or annotation in _PLAIN_CONTAINERS
+            or annotation in (Any, object, Ellipsis)
+            or isinstance(annotation, TypeVar)
+        )
     return origin in _PLAIN_CONTAINERS and all(map(_is_plain, get_args(annotation)))
 
 
