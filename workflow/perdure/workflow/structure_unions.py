@@ -141,8 +141,8 @@ def _models_hook(models: list[Any], converter: Converter) -> Hook:
                 model = hook(value, kind)
             except Exception:  # whatever its validators raise: it may fit another
                 continue
-            plain = to_plain(model)
-            if isinstance(value, Mapping) and isinstance(plain, Mapping) and set(value) == set(plain):
+            plain: Any = to_plain(model)
+            if isinstance(value, dict) and isinstance(plain, dict) and value.keys() == plain.keys():
                 return model
             taken.append(model)
         return taken[0] if taken else refuse(annotation, value)
