@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from random import Random
 from typing import Any, assert_type
+from uuid import UUID
 
 from perdure.workflow import (
     BlockFailure,
@@ -21,6 +24,8 @@ from perdure.workflow import (
     JoinResult,
     Message,
     RaceResult,
+    RollbackContext,
+    SleepOutcome,
     StepFailure,
     StepOk,
 )
@@ -130,3 +135,29 @@ async def block(ctx: Context, sku: str) -> Order:
 async def blocks(ctx: Context) -> None:
     assert_type(await ctx.try_block("block", block, "a"), BlockOk[Order] | BlockFailure)
     await ctx.try_block("block", block, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def cancel_order(ctx: RollbackContext, order: Order) -> None: ...
+
+
+def forget_number(ctx: RollbackContext, number: int) -> None: ...
+
+
+async def rollbacks(ctx: Context) -> None:
+    assert_type(await ctx.rollback_checkpoint("from here"), None)
+    assert_type(await ctx.step("fetch", fetch, "a", 1, rollback=cancel_order), Order)
+    assert_type(await ctx.step("parse", parse, "1", rollback=forget_number), int)
+    assert_type(await ctx.try_step("try", fetch, "a", 1, rollback=cancel_order), StepOk[Order] | StepFailure)
+    await ctx.step("wrong output", parse, "1", rollback=cancel_order)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+async def the_rest(ctx: Context, tomorrow: datetime) -> None:
+    assert_type(await ctx.now("now"), float)
+    assert_type(ctx.uuid("id"), UUID)
+    assert_type(ctx.random("dice"), Random)
+    assert_type(await ctx.get_version("format", 2), int)
+    assert_type(await ctx.removed("old", "step"), None)
+    assert_type(await ctx.sleep_until("tomorrow", tomorrow), SleepOutcome)
+    await ctx.removed("old", "stepp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ctx.try_step("try", parse, "1", catch=("exhaustion",))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    await ctx.try_block("block", block, "a", catch=("steps",))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -113,23 +113,26 @@ async def test_a_handle_gives_the_typed_output(namespace: Namespace, mode: RunMo
 
 
 @pytest.mark.parametrize(
-    ("given_input", "text"),
+    ("given_input", "path", "text"),
     [
         (
             WRONG,
+            "input.items[0].price",
             r"the workflow's input does not fit its annotation Order: input\.items\[0\]\.price should be Decimal, but is int",
         ),
-        (None, "input should be Order, but is NoneType"),
-        ({"id": UUID(int=7)}, r"input\.items is missing"),
+        (None, "input", "input should be Order, but is NoneType"),
+        ({"id": UUID(int=7)}, "input.items", r"input\.items is missing"),
     ],
 )
 async def test_an_input_that_does_not_fit_is_refused_and_nothing_is_written(
-    namespace: Namespace, mode: RunMode, given_input: Any, text: str
+    namespace: Namespace, mode: RunMode, given_input: Any, path: str, text: str
 ) -> None:
     """S9: at once, before there is a workflow."""
     driver = await namespace.driver()
-    with pytest.raises(InvalidArgumentError, match=text):
+    with pytest.raises(InvalidArgumentError, match=text) as caught:
         await run_workflow("w", echo, given_input, driver, mode=mode)
+    assert isinstance(caught.value.__cause__, ValueTypeError)
+    assert caught.value.__cause__.path == path
     assert (calls, driver.writes, await namespace.dump()) == ([], 0, {})
 
 

@@ -614,6 +614,6 @@ def _check_format(history: History) -> None:
 def _user_cancellation(name: str, operation: str, what: str) -> UserCancellationError:
     return UserCancellationError(
         f"a cancel scope in the workflow's own code {what} ctx.{operation}({name!r}, ...); whether and when it fires cannot "
-        "be replayed. Use the timeout= of the operation (or, once there, ctx.race with a ctx.sleep)",
+        "be replayed. Use the timeout= of the operation, or ctx.race with a ctx.sleep",
         name=name,
     )

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from perdure.workflow.checks import check_function
 from perdure.workflow.errors import (
@@ -25,9 +25,6 @@ from perdure.workflow.errors import (
 from perdure.workflow.failures import describe
 from perdure.workflow.scope import Operation
 from perdure.workflow.types import BlockFailure, BlockOk, StepFailure
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["BLOCK_CATCH", "STEP_CATCH", "BlockCatchKind", "check_catch", "run_block", "step_failure"]
 

@@ -184,7 +184,6 @@ class Fork:
     Attributes:
         node: The parent's entry.
         records: What is recorded of each branch, in the order given; changed in place.
-        values: The values of the branches that completed, as they are stored.
         errors: The exceptions of the branches that failed in this process.
     """
 
@@ -377,10 +376,6 @@ class Fork:
     def mark(self, name: str, status: BranchStatus) -> None:
         """Record another status of a branch that has no outcome."""
         self._put(name, BranchRecord(status, None, None))
-
-    def touch(self) -> None:
-        """Record that the parent's entry was changed."""
-        self._activation.history.touch(self.node)
 
     def failures(self) -> tuple[dict[str, ErrorInfo], list[str]]:
         """Every failed branch's error as it is stored, and the ids of the entries that caused them."""

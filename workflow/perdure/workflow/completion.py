@@ -1,7 +1,7 @@
 """`message.complete()`: recording that a message was dealt with.
 
 1. A message that is read is in history from then on, so it is never lost: until it is completed, each run hands it to the
-   code again, and forgetting its read puts it back into the mailbox.
+   code again, and it goes back into the mailbox if its branch loses a race or `replay_from_step` forgets its read.
 2. Completing is one change of its record, durable on return. No cancellation comes in between: it happened or it did not.
 3. Once in a run: a second time is a mistake in the code, and a fault. What an earlier run completed is passed over, and so
    is what an earlier attempt of the same step completed, since that attempt is what is being repeated.
@@ -81,8 +81,6 @@ class Completion:
             if self._operation.scope.has_recorded_ahead:
                 return  # code that did not complete it got past this place
             raise SuspendSignal
-        if activation.is_collecting:
-            self._operation.check_is_next()
         self._operation.progress()
         self._is_recorded = True
         entry = self._node.entry

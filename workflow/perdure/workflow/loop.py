@@ -6,7 +6,7 @@
 4. An iteration that recorded nothing is not committed by itself; at every prune interval all is.
 5. A loop whose body raised stays as it was, since what it raised comes again out of what is recorded of that iteration. So
    there may be recorded entries after a loop that is not finished; only if it goes further are they divergence.
-5. Where steps of an iteration can be undone, the state that it began with is kept as long as its history is: to find the
+6. Where steps of an iteration can be undone, the state that it began with is kept as long as its history is: to find the
    handlers, bodies of retained iterations run once more (`collecting.py`).
 """
 

@@ -4,7 +4,8 @@
    the time at which it gives up at `q:deadline`. It is finished once its count is there.
 2. A message's body goes into history as the bytes that were sent, and comes out as them.
 3. Whether a message was completed is the field `completed` of its record, which the reference has as well. A message that
-   was not completed goes back into the mailbox when the read that took it is forgotten; a completed one never does.
+   was not completed goes back into the mailbox when a race or `replay_from_step` forgets the read that took it; a completed
+   one never does. What a loop forgets with an old iteration is gone: the loop went on, so its body had dealt with it.
 4. What a branch read that lost its race is not held by history: the race has given it back.
 """
 

@@ -321,13 +321,14 @@ def encode_input(function: Callable[..., Any] | None, value: object, *, bytes_ma
     """The stored form of a workflow's input; plain data where its function is not known.
 
     Raises:
-        InvalidArgumentError: It does not fit the annotation of the function's second parameter.
+        InvalidArgumentError: It does not fit the annotation of the function's second parameter; its `__cause__` is the
+            `ValueTypeError` that says where.
         EncodeError: It cannot be stored.
     """
     try:
         data, _ = round_trip(_inputs(function), value, bytes_max=bytes_max, what="the workflow's input", root="input")
     except ValueTypeError as misfit:
-        raise InvalidArgumentError(misfit.message) from misfit.__cause__
+        raise InvalidArgumentError(misfit.message) from misfit
     return encode_value(None) if data is None else data
 
 
