@@ -65,3 +65,39 @@ async def test_a_crash_between_the_pieces_of_a_batch_loses_no_message_and_reads_
     exploration = await crashes(scenario, lambda: CutNamespace(tmp_path, filled.data), check)
     pieces_of_the_read = (2 * MESSAGES + 10) // 128
     assert exploration.counted >= pieces_of_the_read + 4
+
+
+async def racer(ctx: Context, _: None) -> list[Any]:
+    async def loser(ctx: Context) -> None:
+        first = await ctx.queue.next_batch("all", names=["work"], count=5)
+        for part in range(140):
+            await ctx.step(f"part-{part}", echo, len(first), ephemeral=True)
+        await ctx.sleep("long", 1e6)
+
+    async def winner(ctx: Context) -> int:
+        await ctx.sleep("pause", 10)
+        return await ctx.step("work", echo, 1)
+
+    result = await ctx.race("race", {"loser": loser, "winner": winner})
+    await ctx.sleep("rest", 10)
+    messages = await ctx.queue.next_batch("all", count=MESSAGES, timeout=0)
+    return [result.winner, *(message.body for message in messages)]
+
+
+async def test_a_crash_between_the_pieces_of_a_winners_batch_gives_back_every_message_that_a_loser_had_taken(
+    mode: RunMode, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """S27, S29, for a driver that is not atomic: the removal of the loser's history is cut, and none of it comes back."""
+    filled = MemoryDriver(atomic_batch=False)
+    for number in range(5):
+        await send_message(filled, "work", number, clock=MovableClock())
+
+    async def scenario(namespace: Namespace) -> Any:
+        async with Host(namespace, mode) as process:
+            return await process.finish(racer)
+
+    async def check(output: Any, namespace: Namespace, crash: Crash | None) -> None:
+        assert output == ["winner", *range(5)], crash
+
+    exploration = await crashes(scenario, lambda: CutNamespace(tmp_path, filled.data), check)
+    assert exploration.counted >= 8

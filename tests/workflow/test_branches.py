@@ -185,6 +185,39 @@ async def test_both_modes_write_the_same_history(
     assert all(found == outlines[0] for found in outlines)
 
 
+@pytest.mark.parametrize("how", ["join", "race"])
+@pytest.mark.parametrize("batch_s", [0, 1])
+async def test_the_parent_is_durable_before_a_step_of_any_branch_begins(
+    namespace: Namespace, mode: RunMode, how: str, batch_s: float, autojump_clock: MockClock
+) -> None:
+    """S29, S30: with all its branches' names; also of branches that begin while that batch is on its way, at any depth."""
+    seen: list[bool] = []
+
+    async def workflow(ctx: Context, _: object) -> Any:
+        async def look() -> None:
+            stored = set(await namespace.entries())
+            seen.append(all(current_step().path[:depth] in stored for depth in range(1, len(current_step().path), 2)))
+
+        async def branch(ctx: Context, wait_s: float) -> None:
+            await trio.sleep(wait_s)
+            await ctx.step("look", look)
+            await trio.sleep(10)
+
+        async def deep(ctx: Context) -> None:
+            branches: dict[str, Part] = {f"b{wait_s}": partial(branch, wait_s=wait_s) for wait_s in (0, 0.5, 1.5)}
+            await fork(ctx, how, "inner", branches)
+
+        await ctx.step("before", _noop)  # later steps of an activation do not wait for anything by themselves
+        await fork(ctx, how, "fork", {"a": partial(branch, wait_s=0), "b": partial(branch, wait_s=0.5), "deep": deep})
+
+    async with host(namespace, mode) as process:
+        driver = await namespace.driver()
+        if batch_s:
+            driver.inner = SlowDriver(driver.inner, batch_s)  # type: ignore[assignment]
+        await process.finish(workflow)
+    assert seen == [True] * 5
+
+
 # S4: changed code.
 
 CHANGES = [
