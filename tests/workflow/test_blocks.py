@@ -515,6 +515,7 @@ async def _noop() -> None: ...
         "a step is in its place",
         "it is in the place of a step",
         "it is renamed",
+        "it fails before an operation of it",
     ],
 )
 async def test_a_changed_block_is_a_divergence_and_the_old_code_goes_on(
@@ -530,6 +531,8 @@ async def test_a_changed_block_is_a_divergence_and_the_old_code_goes_on(
             if new and change.endswith("before the others"):
                 await ctx.step("new", _noop)
             await ctx.step("one", _noop)
+            if new and change.startswith("it fails"):
+                raise RollbackError("caught by the block")
             if not (new and change.startswith("an operation")):
                 await ctx.step("two", _noop)
             if new and change.endswith("at its end"):
@@ -538,7 +541,8 @@ async def test_a_changed_block_is_a_divergence_and_the_old_code_goes_on(
         if new and change.startswith("a step"):
             await ctx.step("block", _noop)
         elif not (new and change == "the block is gone"):
-            await ctx.try_block("other" if new and change.endswith("renamed") else "block", block)
+            name = "other" if new and change.endswith("renamed") else "block"
+            await ctx.try_block(name, block, catch=("step", "rollback"))
         if new and change.startswith("it is in the place"):
             await ctx.try_block("step", block)
         else:

@@ -42,6 +42,7 @@ from perdure.workflow import (
     SuspendSignal,
     UserCancellationError,
     WorkflowCancelledError,
+    WorkflowFailedError,
     WorkflowHandle,
     WorkflowState,
     current_step,
@@ -1142,6 +1143,53 @@ async def test_a_drained_workflow_of_which_every_branch_waits_leaves_at_once(
     assert ("join", "works", "work") in await namespace.entries()
 
 
+@pytest.mark.parametrize("how", ["join", "race"])
+async def test_a_branch_that_ends_the_process_every_time_ends_the_workflow_and_not_its_siblings_record(
+    namespace: Namespace, mode: RunMode, how: str, autojump_clock: MockClock
+) -> None:
+    """S18, S36: as CrashLoopError, though another branch waits; once the step is mended, recover() lets both go on."""
+    is_mended = False
+    lives = 0
+
+    async def function(world: World, ctx: Context) -> Any:
+        async def kills(ctx: Context) -> str:
+            await world.step(ctx, "before")
+            if is_mended:
+                return await world.step(ctx, "kill", "done")
+
+            async def kill() -> None:
+                await trio.sleep(1)
+                namespace.kill()
+
+            return await ctx.step("kill", kill)
+
+        async def waits(ctx: Context) -> str:
+            await world.step(ctx, "before")
+            await ctx.sleep("nap", 1000)
+            return "slept"
+
+        return await fork(ctx, how, "fork", {"kills": kills, "waits": waits})
+
+    world = World(function)
+    while True:
+        assert lives < 20
+        try:
+            async with host(namespace, mode) as process:
+                await process.finish(world.workflow)
+        except SimulatedCrashError:
+            lives += 1
+        except WorkflowFailedError as error:
+            assert error.name == "CrashLoopError"  # noqa: PT017
+            break
+    is_mended = True
+    async with host(namespace, mode) as process:
+        await process.control("recover")
+        output = await process.finish(world.workflow)
+    assert output == ({"kills": "done", "waits": "slept"} if how == "join" else {"kills": "done"})
+    assert world.count("before") == 2
+    assert world.recurred == []
+
+
 # What a branch knows of itself.
 
 
@@ -1216,7 +1264,7 @@ async def test_joins_in_a_long_loop_leave_nothing_behind(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
     """S12, S25: tasks, parkings, lanes and history are what they were after each iteration."""
-    rounds = 500 if mode == "live" else 30
+    rounds = 150 if mode == "live" else 30
     counts: list[tuple[int, ...]] = []
 
     async def workflow(ctx: Context, _: object) -> int:
