@@ -275,14 +275,19 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How a run is disturbed: restarts at stops, and deaths at writes, each counted from the one before."""
+    """How a run is disturbed: restarts at stops, and deaths at writes, each counted from the one before.
 
+    `is_prompt` if writes take no turn of the scheduler, where that is possible.
+    """
+
+    is_prompt: bool = False
     restarts: tuple[bool, ...] = ()
     crashes: tuple[tuple[int, Literal["before", "after"]], ...] = ()
 
 
 disturbances = st.builds(
     Disturbance,
+    st.booleans(),
     st.lists(st.booleans(), max_size=12).map(tuple),
     st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["before", "after"])), max_size=4).map(tuple),
 )
@@ -335,7 +340,7 @@ def test_a_disturbed_tree_of_branches_ends_as_an_undisturbed_one(
 ) -> None:
     """S1, S29, S30, S39: the same output, the same history, no acknowledged effect again, in both modes."""
     expected, history, undisturbed = _run(seed, program, Namespace("memory", tmp_path), "live", Disturbance())
-    namespace = Namespace(driver_kind, tmp_path, durability="normal")
+    namespace = Namespace(driver_kind, tmp_path, durability="normal", is_prompt=disturbance.is_prompt)
     output, found, interpreter = _run(seed + 1, program, namespace, mode, disturbance)
     assert output == expected
     assert interpreter.world.recurred == undisturbed.world.recurred == []

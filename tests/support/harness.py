@@ -23,6 +23,7 @@ import trio
 import trio.testing
 
 from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, DriverClosedError, MemoryDriver
+from perdure.storage.driver import NowaitDriver
 from perdure.storage.schema import EntryStatus
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import Durability
@@ -156,6 +157,23 @@ class CrashingDriver:
         await self.inner.aclose()
 
 
+class PromptDriver(CrashingDriver):
+    """The same for a driver that writes without waiting where it can, as drivers do outside of tests."""
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        self._check()
+        if self.die_at == (self.writes, "before"):
+            self._crash()
+        assert isinstance(self.inner, NowaitDriver), "the drivers of namespaces are"
+        if not self.inner.batch_nowait(batch):
+            return False
+        self.batches.append(batch)
+        self.writes += 1
+        if self.die_at == (self.writes - 1, "after"):
+            self._crash()
+        return True
+
+
 class SlowDriver:
     """A driver whose batches take a while each, and are applied at the end of it."""
 
@@ -203,13 +221,18 @@ class FaultyDriver:
 class Namespace:
     """The bytes of one workflow, in memory or in a SQLite file.
 
+    With `is_prompt`, batches are written without waiting where the driver can: no other task runs meanwhile.
+
     Attributes:
         writes: How many writes the drivers that are closed by now made.
         has_crashed: Whether one of them died as `die_at` had told it to.
     """
 
-    def __init__(self, kind: DriverKind, directory: Path, *, durability: Durability = "full") -> None:
+    def __init__(
+        self, kind: DriverKind, directory: Path, *, durability: Durability = "full", is_prompt: bool = False
+    ) -> None:
         self.kind = kind
+        self._is_prompt = is_prompt
         self._durability: Durability = durability
         self._path = directory / f"workflow-{next(_numbers)}.sqlite"
         self._data: dict[bytes, bytes] = {}
@@ -226,7 +249,7 @@ class Namespace:
     async def driver(self) -> CrashingDriver:
         """The driver in use, opened if there is none."""
         if self._driver is None:
-            self._driver = CrashingDriver(await self.open_driver())
+            self._driver = (PromptDriver if self._is_prompt else CrashingDriver)(await self.open_driver())
             if self._die_at is not None:
                 write, when = self._die_at
                 self._driver.die_at = (write - self.writes, when)
@@ -591,6 +614,7 @@ __all__ = [
     "Host",
     "MovableClock",
     "Namespace",
+    "PromptDriver",
     "SimulatedCrashError",
     "SlowDriver",
     "WorkflowFailedError",

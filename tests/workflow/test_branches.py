@@ -170,7 +170,7 @@ async def test_a_crash_at_any_write_of_a_nesting_ends_like_a_run_without_one(
 async def test_both_modes_write_the_same_history(
     kinds: tuple[str, ...], driver_kind: DriverKind, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """S16, S29, S30: the same entries, statuses and values, ids and times aside; with restarts and without."""
+    """S16, S29, S30: the same entries, statuses and values, ids and times aside; however it was run."""
 
     async def function(world: World, ctx: Context) -> Any:
         value = await nested(world, ctx, kinds)
@@ -178,8 +178,8 @@ async def test_both_modes_write_the_same_history(
         return value
 
     outlines: list[Any] = []
-    for mode, restarts in product(("live", "yield"), (False, True)):
-        namespace = Namespace(driver_kind, tmp_path, durability="normal")
+    for mode, restarts, is_prompt in product(("live", "yield"), (False, True), (False, True)):
+        namespace = Namespace(driver_kind, tmp_path, durability="normal", is_prompt=is_prompt)
         await run_in_world(namespace, cast("RunMode", mode), function, restarts=restarts)
         outlines.append(await outline(namespace))
         await namespace.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.lowlevel
-from harness import Crash, Fault, FaultyDriver, Namespace, host
+from harness import Crash, DriverKind, Fault, FaultyDriver, Namespace, host
 from trio.testing import MockClock
 from worlds import World, entries_put, explore, outline, run_in_world
 
@@ -577,11 +578,13 @@ async def join_of(namespace: Namespace, mode: RunMode, count: int, seconds: floa
     return Counts(driver.batches[begins:-1])
 
 
+@pytest.mark.parametrize("is_prompt", [False, True], ids=["waiting", "prompt"])
 @pytest.mark.parametrize("seconds", [0, 1])
 async def test_a_join_of_100_one_step_branches_takes_at_most_5_commits(
-    namespace: Namespace, mode: RunMode, seconds: float, autojump_clock: MockClock
+    driver_kind: DriverKind, mode: RunMode, seconds: float, is_prompt: bool, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """S13: what ends together is written together."""
+    """S13: what ends together is written together, also where the driver could write at once."""
+    namespace = Namespace(driver_kind, tmp_path, is_prompt=is_prompt)
     assert (await join_of(namespace, mode, 100, seconds)).commits <= 5
 
 
