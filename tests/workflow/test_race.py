@@ -859,7 +859,7 @@ async def test_a_race_with_a_sleeping_loser_costs_three_commits(
         (None, "as a dict"),
         ([1], "Branch objects"),
         ({"a": None}, "must be a function"),
-        ({"": print}, "must not be empty"),
+        ({"": print}, r"the name of a branch of race must not be empty; write for example ctx.race\(\"fetch\""),
         ({1: print}, "must be text"),
         ({"a": lambda: None}, "does not take one"),
         ({"a": lambda ctx: None}, "plain function"),

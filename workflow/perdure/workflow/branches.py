@@ -24,7 +24,7 @@ from perdure.storage import encode_value
 from perdure.storage.errors import EncodeError
 from perdure.storage.schema import Branch as BranchRecord
 from perdure.storage.schema import BranchStatus, JoinEntry, RaceEntry
-from perdure.workflow.checks import check_function, check_name
+from perdure.workflow.checks import check_branch_name, check_function
 from perdure.workflow.collecting import revisit
 from perdure.workflow.errors import (
     ErrorInfo,
@@ -126,7 +126,7 @@ def check_branches(given: object, operation: str) -> dict[str, BranchFunction]:
         )
     branches: dict[str, BranchFunction] = {}
     for name, function in pairs:
-        checked = check_name(name, f"a branch of {operation}")
+        checked = check_branch_name(name, operation)
         if checked in branches:
             raise InvalidArgumentError(f"two branches of one {operation} are named {checked!r}; name each differently")
         branches[checked] = cast("BranchFunction", _check_branch(function, checked, example))

@@ -15,6 +15,7 @@ from perdure.workflow.errors import InvalidArgumentError
 
 __all__ = [
     "NAME_BYTES_MAX",
+    "check_branch_name",
     "check_count",
     "check_driver",
     "check_duration",
@@ -64,6 +65,16 @@ def check_name(name: object, operation: str) -> str:
     if type(name) is str and name.isascii() and 0 < len(name) <= NAME_BYTES_MAX:
         return name  # the usual case
     return _check_text(name, f"the name given to {operation}", f'ctx.{operation}("charge-card", ...)', NAME_BYTES_MAX)
+
+
+def check_branch_name(name: object, operation: str) -> str:
+    """A branch's name: non-empty text of at most 512 bytes."""
+    return _check_text(
+        name,
+        f"the name of a branch of {operation}",
+        f'ctx.{operation}("fetch", {{"user": fetch_user}})',
+        NAME_BYTES_MAX,
+    )
 
 
 def check_message_name(name: object) -> str:
