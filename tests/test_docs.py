@@ -20,13 +20,24 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from perdure.actors import Supervisor
-from perdure.workflow import Context, QueueReader, WorkflowHandle
+from perdure.storage import Store
+from perdure.workflow import (
+    Context,
+    QueueReader,
+    WorkflowHandle,
+    load_snapshot,
+    replay_from_step,
+    run_workflow,
+    send_message,
+    start_workflow,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -147,7 +158,7 @@ def members(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", [Context, QueueReader, WorkflowHandle], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Context, QueueReader, WorkflowHandle, Store], ids=lambda kind: kind.__name__)
 def test_the_api_page_lists_every_public_member(kind: type) -> None:
     assert members_listed(kind) == members(kind)
 
@@ -157,13 +168,27 @@ def test_the_api_page_lists_no_member_that_the_supervisor_lacks() -> None:
     assert {"spawn", "get"} <= members_listed(Supervisor) <= members(Supervisor)
 
 
+def arguments_listed(name: str, text: str) -> list[str]:
+    described = re.search(rf"^\| `await {name}\(([^`]*)\)`", text, re.MULTILINE)
+    assert described
+    listed = [part.strip().lstrip("*").partition("=")[0] for part in described[1].split(",")]
+    return [argument for argument in listed if argument]
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [(Context, "step"), (Context, "loop"), (QueueReader, "next"), (QueueReader, "next_batch"), (Supervisor, "spawn")],
 )
 def test_the_api_page_names_every_argument(kind: type, name: str) -> None:
-    described = re.search(rf"`await {name}\(([^`]*)\)`", section(f"### {kind.__name__}"))
-    assert described
-    listed = [part.strip().lstrip("*").partition("=")[0] for part in described[1].split(",")]
     arguments = [argument for argument in inspect.signature(getattr(kind, name)).parameters if argument != "self"]
-    assert [argument for argument in listed if argument] == arguments
+    assert arguments_listed(name, section(f"### {kind.__name__}")) == arguments
+
+
+@pytest.mark.parametrize(
+    "function",
+    [run_workflow, start_workflow, send_message, load_snapshot, replay_from_step],
+    ids=lambda function: function.__name__,
+)
+def test_the_api_page_names_every_argument_of_the_engine(function: Callable[..., object]) -> None:
+    listed = arguments_listed(function.__name__, section("## perdure.workflow"))
+    assert listed == list(inspect.signature(function).parameters)
