@@ -861,7 +861,7 @@ async def test_a_race_with_a_sleeping_loser_costs_three_commits(
         ({"a": None}, "must be a function"),
         ({"": print}, r"the name of a branch of race must not be empty; write for example ctx.race\(\"fetch\""),
         ({1: print}, "must be text"),
-        ({"a": lambda: None}, "does not take one"),
+        ({"a": lambda: None}, "a context and nothing else"),
         ({"a": lambda ctx: None}, "plain function"),
         ({str(number): print for number in range(2049)}, "at most 2048"),
     ],

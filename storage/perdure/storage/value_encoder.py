@@ -378,7 +378,9 @@ _ADVICE: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
 
 def _advice(item: object) -> str:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return "is a dataclass; store dataclasses.asdict(...) of it"
+        return (
+            "is a dataclass; annotate what returns or takes it with its class, or store dataclasses.asdict(...) of it"
+        )
     for kinds, advice in _ADVICE:
         if isinstance(item, kinds):
             return advice

@@ -21,7 +21,7 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import trio
 
@@ -463,10 +463,10 @@ class Activation:
             if self.history.state is WorkflowState.ROLLING_BACK and self.closing is None:
                 await roll_back(self, function)
             await self._settle_closing()
-        except BaseException:
+        except BaseException as error:
             if self.closing is None:
                 self.close(Closing.EVICTED)
-            await self._leave()
+            await self._leave(error)
             raise
         finally:
             self.is_running = False
@@ -587,18 +587,31 @@ class Activation:
         self.history.set_idle_activations(0)
         await self.commit_from_outside()
 
-    async def _leave(self) -> None:
-        """Leave a workflow that goes on elsewhere: keep what was recorded (unless the code was wrong), and count no crash."""
+    async def _leave(self, error: BaseException | None = None) -> None:
+        """Leave a workflow that goes on elsewhere: keep what was recorded (unless the code was wrong).
+
+        That is no crash, and is not counted as one, unless the workflow's own code ends the process (`SystemExit`).
+        """
         try:
             if self.closing is Closing.FAULT and self._has_begun_steps:
                 await self._committer.commit_alone(Batch(deletes=[layout.IDLE_ACTIVATIONS_KEY]))
             elif self.closing is Closing.EVICTED or self.closing is Closing.USER_CANCELLED:
-                self.history.set_idle_activations(0)
+                if error is None or not _is_crash(error):
+                    self.history.set_idle_activations(0)
+                elif not self._has_progressed and not self._has_begun_steps:
+                    self.history.set_idle_activations(self.history.idle_activations + 1)
                 await self._committer.commit()
         except StorageError as error:
             _log.warning(
                 "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, error
             )
+
+
+def _is_crash(error: BaseException) -> bool:
+    """Whether the workflow's code ends the process: by neither an outcome, a cancellation nor the user's Ctrl-C."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_crash(leaf) for leaf in cast("BaseExceptionGroup[BaseException]", error).exceptions)
+    return not isinstance(error, Exception | trio.Cancelled | KeyboardInterrupt)
 
 
 def _check_format(history: History) -> None:

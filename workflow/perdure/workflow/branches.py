@@ -134,7 +134,8 @@ def check_branches(given: object, operation: str) -> dict[str, BranchFunction]:
         raise InvalidArgumentError(f"{operation} needs at least one branch; write {example}")
     if len(branches) > BRANCHES_MAX:
         raise InvalidArgumentError(
-            f"{operation} takes at most {BRANCHES_MAX} branches, not {len(branches)}; join joins of some of them"
+            f"{operation} takes at most {BRANCHES_MAX} branches, not {len(branches)}; split them into several, each in a "
+            "branch of its own"
         )
     return branches
 
@@ -145,8 +146,8 @@ def _check_branch(function: object, name: str, example: str) -> object:
         inspect.signature(checked).bind(None)
     except TypeError:
         raise InvalidArgumentError(
-            f"the function of branch {name!r} is called with a context, but does not take one; write "
-            "`async def branch(ctx): ...` (use functools.partial or a closure for more)"
+            f"the function of branch {name!r} is called with a context and nothing else, and cannot be; write "
+            "`async def branch(ctx): ...`, and bind what it takes beside with functools.partial or a closure"
         ) from None
     except ValueError:  # it has no signature that can be told
         pass
@@ -431,14 +432,15 @@ def diverged_branches(operation: Operation, recorded: Iterable[str], asked: Iter
     what = " and ".join(
         part
         for part in (
-            f"recorded {', '.join(map(repr, gone))}, which the code does not have" if gone else "",
-            f"the code has {', '.join(map(repr, new))}, which are not recorded" if new else "",
+            f"it recorded {', '.join(map(repr, gone))}, which the code does not have" if gone else "",
+            f"the code has {', '.join(map(repr, new))}, which it did not record" if new else "",
         )
         if part
     )
     return HistoryDivergedError(
         f"the branches of {operation.operation} {operation.name!r} at {scope.path_text()} are not those of history: {what}; "
-        "restore them, or give the new join or race another name",
+        f"run the recorded ones, or choose by `await ctx.get_version(...)` between the old {operation.operation} and a new one "
+        "of another name",
         location=scope.path_text(operation.name),
         found=", ".join(had),
         asked=", ".join(has),

@@ -21,7 +21,7 @@ from perdure.workflow.errors import SuspendSignal
 if TYPE_CHECKING:
     from perdure.workflow.activation import Activation
 
-__all__ = ["Lane", "enter_lane", "lane_of"]
+__all__ = ["Lane", "enter_lane", "lane_of", "suspend"]
 
 _current: Final[ContextVar[tuple[object, Lane] | None]] = ContextVar("perdure_lane", default=None)
 
@@ -40,6 +40,16 @@ def lane_of(activation: Activation) -> Lane | None:
     return None if current is None or current[0] is not activation else current[1]
 
 
+async def suspend() -> NoReturn:
+    """Raise the signal, after a turn for others: code that eats the signal and asks again must not keep them waiting.
+
+    Raises:
+        SuspendSignal: Always.
+    """
+    await trio.lowlevel.cancel_shielded_checkpoint()
+    raise SuspendSignal
+
+
 class _Stand(enum.IntEnum):
     OPEN = 1
     OUTRUN = 2
@@ -52,14 +62,16 @@ class Lane:
     Attributes:
         is_open: Whether operations may begin, go on and record.
         is_parked: Whether it waits durably.
+        is_root: Whether it is the workflow's own function.
         is_raced: Whether it is a branch of a race, or below one: what it recorded may be taken back.
     """
 
-    __slots__ = ("_below", "_sealed", "_stand", "is_open", "is_parked", "is_raced")
+    __slots__ = ("_below", "_sealed", "_stand", "is_open", "is_parked", "is_raced", "is_root")
 
     def __init__(self, above: Lane | None = None, *, is_raced: bool = False) -> None:
         self.is_open: bool = True
         self.is_parked: bool = False
+        self.is_root: bool = above is None
         self.is_raced: bool = is_raced or (above is not None and above.is_raced)
         self._stand: _Stand = _Stand.OPEN
         self._sealed: trio.Event | None = None
@@ -104,4 +116,4 @@ class Lane:
                 self._sealed = trio.Event()
             await self._sealed.wait()
             await trio.lowlevel.checkpoint_if_cancelled()
-        raise SuspendSignal
+        await suspend()

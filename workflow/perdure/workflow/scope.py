@@ -42,7 +42,7 @@ from perdure.workflow.errors import (
     SuspendSignal,
 )
 from perdure.workflow.history import History, Node
-from perdure.workflow.lanes import Lane
+from perdure.workflow.lanes import Lane, lane_of, suspend
 
 if TYPE_CHECKING:
     from perdure.workflow.activation import Activation
@@ -176,8 +176,9 @@ class Scope:
         Raises:
             OperationInProgressError: The one before was never awaited.
         """
-        if self.activation.closing is not None:
-            return call  # which raises the signal; that an earlier one did so too is no forgotten await
+        if self.activation.closing is not None:  # that an earlier operation is not awaited is no mistake then
+            call.close()
+            return cast("Coroutine[Any, Any, T]", suspend())
         if not self.lane.is_open and not self.is_closed:
             call.close()
             return cast("Coroutine[Any, Any, T]", self.lane.leave())
@@ -212,6 +213,10 @@ class Scope:
                 "the function in progress was given"
             )
 
+    def _is_callers_lane(self) -> bool:
+        lane = lane_of(self.activation)
+        return self.lane.is_root if lane is None else lane is self.lane
+
     def claim(self, name: str, operation: OperationName) -> None:
         """Make the name this operation's, or raise."""
         self._unawaited = None
@@ -222,6 +227,11 @@ class Scope:
                 + _HINTS.get(self._busy[0], "await each operation before the next one"),
                 name=name,
                 in_progress=self._busy_text(),
+            )
+        if self.activation.lanes > 1 and not self._is_callers_lane():
+            raise MisuseError(
+                f"ctx.{operation}({name!r}, ...) was called in one branch on the context of another, that of "
+                f"{self.path_text()}; use the context that the branch was given"
             )
         earlier = self._names.get(name)
         if earlier is not None:
