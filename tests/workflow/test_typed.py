@@ -333,7 +333,7 @@ async def test_an_annotation_that_says_nothing_leaves_plain_data(
 MISFITS: dict[str, tuple[Any, Any, str, str]] = {
     "scalar": (int, "1", "result should be int, but is str", "result"),
     "bool": (int, True, "result should be int, but is bool", "result"),
-    "none": (Item, None, "result should be Item, but is NoneType", "result"),
+    "none": (Item, None, "result should be Item, but is None", "result"),
     "field": (Item, Item("a", 1), "result.price should be Decimal, but is int", "result.price"),
     "nested": (
         dict[str, Order],
@@ -573,7 +573,7 @@ def test_a_field_whose_type_cannot_be_found_is_refused() -> None:
     class Broken:
         x: "Missing"  # type: ignore[name-defined]  # noqa: F821, UP037
 
-    with pytest.raises(InvalidArgumentError, match=r"Broken\]: name 'Missing' is not defined"):
+    with pytest.raises(InvalidArgumentError, match=r"list\[Broken\]: name 'Missing' is not defined"):
         returns(returning(list[Broken], None))
 
 

@@ -120,7 +120,7 @@ async def test_a_handle_gives_the_typed_output(namespace: Namespace, mode: RunMo
             "input.items[0].price",
             r"the workflow's input does not fit its annotation Order: input\.items\[0\]\.price should be Decimal, but is int",
         ),
-        (None, "input", "input should be Order, but is NoneType"),
+        (None, "input", "input should be Order, but is None"),
         ({"id": UUID(int=7)}, "input.items", r"input\.items is missing"),
     ],
 )

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, cast, get_args, get_origin
 
 from cattrs import BaseValidationError, ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 
@@ -31,15 +32,26 @@ class Misfit(Exception):
 
 
 def type_text(annotation: Any) -> str:
-    """An annotation as people write it."""
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__qualname__.replace("<locals>.", "")
+    """An annotation as people write it, without modules."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is NoneType:
+        return "None"
+    if annotation is Ellipsis:
+        return "..."
+    if origin in (Union, UnionType):
+        return " | ".join(map(type_text, args))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, args))}]"
+    if origin is not None and args:
+        return f"{type_text(origin)}[{', '.join(map(type_text, args))}]"
+    if isinstance(annotation, type):
+        return annotation.__qualname__.rpartition("<locals>.")[2]
     return str(annotation).replace("typing.", "")
 
 
 def refuse(annotation: Any, value: Any) -> NoReturn:
     """The value is not what the annotation says."""
-    raise Misfit(type_text(annotation), type(value).__name__)
+    raise Misfit(type_text(annotation), type_text(type(value)))
 
 
 def misfit_of(error: Exception, annotation: Any, value: Any) -> Misfit:

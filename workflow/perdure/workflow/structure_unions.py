@@ -18,7 +18,7 @@ from cattrs import Converter
 from cattrs.disambiguators import create_default_dis_func
 
 from perdure.storage.values import ErrorValue, TaggedValue
-from perdure.workflow.misfit import refuse, type_text
+from perdure.workflow.misfit import refuse
 from perdure.workflow.plain import is_pydantic_model, to_plain
 from perdure.workflow.structure_classes import is_class, is_named_tuple, is_typed_dict
 from perdure.workflow.structure_containers import stored_kinds
@@ -78,7 +78,7 @@ def union_hook(annotation: Any, converter: Converter, strict_hook: Hook | None) 
 def _members(annotation: Any, converter: Converter) -> list[_Member]:
     """The ways to read one member of a union: two for numbers, exactly and by what `int` and `float` take of each other."""
     hook = converter.get_structure_hook(annotation)
-    text = _sort_text(annotation)
+    text = repr(annotation)  # with modules
     stored = stored_kinds(annotation)
     if get_origin(annotation) is Literal:
         return [_Member(0, text, _is_anything, hook, annotation)]
@@ -95,10 +95,6 @@ def _members(annotation: Any, converter: Converter) -> list[_Member]:
     if stored is not None:
         return [_Member(5, text, _is_a(stored), hook, annotation)]
     return [_Member(7, text, _is_anything, hook, annotation)]
-
-
-def _sort_text(annotation: Any) -> str:
-    return f"{getattr(annotation, '__module__', '')}.{type_text(annotation)}"
 
 
 def _is_anything(value: Any) -> bool:
@@ -132,7 +128,7 @@ def _classes_hook(classes: list[Any], converter: Converter) -> Hook:
 
 
 def _models_hook(models: list[Any], converter: Converter) -> Hook:
-    hooks = [(kind, converter.get_structure_hook(kind)) for kind in sorted(models, key=_sort_text)]
+    hooks = [(kind, converter.get_structure_hook(kind)) for kind in sorted(models, key=repr)]
 
     def read(value: Any, annotation: Any) -> Any:
         taken: list[Any] = []
