@@ -20,7 +20,7 @@ class Misfit(Exception):
     def __init__(self, expected: str, found: str, reason: str | None = None, path: str = "") -> None:
         self.expected = expected
         self.found = found
-        self.reason = reason or f"should be {expected}, but is {found}"
+        self.reason: str = reason or f"should be {expected}, but is {found}"
         self.path = path
         super().__init__(self.reason)
 

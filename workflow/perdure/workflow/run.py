@@ -182,7 +182,7 @@ async def send_message(
     Args:
         driver: The workflow's namespace.
         name: The message's name, non-empty text of at most 512 bytes.
-        body: What a step could return.
+        body: What a step could return, or an instance of a dataclass, an enum, an attrs or a pydantic class.
         id: Sending the same id again delivers nothing (the last 1,000 ids are remembered).
         clock: Where the time comes from; the system's clock unless given.
 

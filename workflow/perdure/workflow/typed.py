@@ -71,7 +71,7 @@ class Converter:
     __slots__ = ("_exact", "_lenient", "_strict", "_to_plain", "annotation")
 
     def __init__(self, annotation: Any) -> None:
-        self.annotation = annotation
+        self.annotation: Any = annotation
         self._exact: Any = annotation if any(annotation is kind for kind in _PLAIN) else None
         # In plain containers an object of an unknown class is refused, as it is without annotation.
         self._to_plain = None if _is_plain(annotation) else to_plain
@@ -97,7 +97,10 @@ class Converter:
             return storage.round_trip(value, bytes_max=bytes_max, what=what)
         if value is None:
             return None, self._read(None, what, root, ValueTypeError)
-        plain = value if self._to_plain is None else self._to_plain(value)  # often it is enough, and quick to encode
+        if self._to_plain is None:
+            data, plain = storage.round_trip(value, bytes_max=bytes_max, what=what)
+            return data, self._read(plain, what, root, ValueTypeError)
+        plain = self._to_plain(value)  # often it is enough, and quick to encode
         data = encode_value(plain, bytes_max=bytes_max, what=what, to_plain=self._to_plain)
         return data, self._read(decode_value(data), what, root, ValueTypeError)
 
@@ -128,11 +131,14 @@ class Converter:
         *,
         strict: bool | None = None,
     ) -> Any:
-        from perdure.workflow.structure import Misfit, type_text
-
+        read = self._reader(strict=error is ValueTypeError if strict is None else strict)
         try:
-            return self._reader(strict=error is ValueTypeError if strict is None else strict)(value)
-        except Misfit as misfit:
+            return read(value)
+        except Exception as misfit:
+            from perdure.workflow.structure import Misfit, type_text  # here, as importing takes a part of reading
+
+            if not isinstance(misfit, Misfit):
+                raise
             raise _error(error, misfit, what, root, type_text(self.annotation)) from misfit.__cause__
 
     def _reader(self, *, strict: bool) -> Reader:
