@@ -122,6 +122,29 @@ async def test_a_version_is_decided_once_by_what_was_recorded_when_it_was_met(
     await play(make_quick_namespace, mode, code(0), script)
 
 
+async def test_no_effect_outlives_the_version_that_led_to_it(
+    make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
+) -> None:
+    """S2: each process has newer code; whatever it dies at, what was done is of one version, the recorded one."""
+
+    async def workflow(world: World, ctx: Context) -> Any:
+        stage: Stage = world.facts["stage"]
+        version = await ctx.get_version("version", 2 + stage.deaths)
+        await world.step(ctx, f"as {version}")
+        await ctx.sleep("sleep", 10)
+        return version
+
+    async def script(stage: Stage) -> None:
+        await stage.run()
+        assert (await stage.finish())[0] == "completed"
+
+    def check(stage: Stage, picture: dict[str, Any]) -> None:
+        assert {path[0] for path in stage.world.effects} == {f"as {picture['output']}"}
+
+    any_of = [f"as {version}" for version in (2, 3, 4)]
+    await play(make_quick_namespace, mode, workflow, script, any_of=any_of, is_settled=False, check=check)
+
+
 async def test_removed_retires_a_version_check(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
