@@ -129,6 +129,7 @@ async def test_no_effect_outlives_the_version_that_led_to_it(
 
     async def workflow(world: World, ctx: Context) -> Any:
         stage: Stage = world.facts["stage"]
+        await world.step(ctx, "before")
         version = await ctx.get_version("version", 2 + stage.deaths)
         await world.step(ctx, f"as {version}")
         await ctx.sleep("sleep", 10)
@@ -139,7 +140,7 @@ async def test_no_effect_outlives_the_version_that_led_to_it(
         assert (await stage.finish())[0] == "completed"
 
     def check(stage: Stage, picture: dict[str, Any]) -> None:
-        assert {path[0] for path in stage.world.effects} == {f"as {picture['output']}"}
+        assert {path[0] for path in stage.world.effects} == {"before", f"as {picture['output']}"}
 
     any_of = [f"as {version}" for version in (2, 3, 4)]
     await play(make_quick_namespace, mode, workflow, script, any_of=any_of, is_settled=False, check=check)
