@@ -87,7 +87,7 @@ class ActorHandle:
         await self._residents.ensure_running(self._workflow_id)
 
     async def recover(self) -> None:
-        """Run a failed workflow again; without effect on any other."""
+        """Run a failed workflow again. Another one is only brought in, and so replayed; an ended one not even that."""
         async with self._residents.using(self._workflow_id) as actor:
             await recover(actor.activation)
         await self._residents.ensure_running(self._workflow_id)

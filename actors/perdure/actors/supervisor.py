@@ -248,6 +248,7 @@ class Supervisor:
     def troubles(self) -> dict[str, BaseException]:
         """The workflows that cannot run here, and why: unregistered, diverged, damaged, or stopped by their storage.
 
+        Known from the activation on that met it; a workflow that waits is activated by its alarm or by what is listed next.
         They are tried again at the next message, `wake()` or `recover()`, and at the next start.
         """
         return dict(self._residents.troubles)
