@@ -701,3 +701,12 @@ async def test_a_new_file_has_the_permissions_of_any_new_file(path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o640
     finally:
         os.umask(umask)
+
+
+async def test_a_closed_driver_says_so_also_where_it_would_not_have_written_at_once(path: Path) -> None:
+    """S38: whatever its disk's pace, on which it depends whether a batch can be applied without waiting."""
+    driver, _ = await spied(path, commit_in="thread")
+    assert not driver.batch_nowait(Batch(puts=[(b"key", b"1")]))
+    await driver.aclose()
+    with pytest.raises(DriverClosedError):
+        driver.batch_nowait(Batch(puts=[(b"key", b"1")]))

@@ -238,6 +238,7 @@ class SqliteDriver:
     def batch_nowait(self, batch: Batch) -> bool:
         """Apply a batch here and now, if nobody else would wait for it; see `NowaitDriver`. Raises as `batch` does."""
         if self._turn.locked() or not self._commits.runs_in_place(self._others_waiting):
+            self._namespace.connection()  # a driver that is closed says so, however slow its disk was
             return False
         check_batch(batch, self._value_bytes_max, path=self._namespace.path)
         self._timed(self._namespace.commit, batch, self._commits)
