@@ -23,7 +23,7 @@ import trio
 import trio.testing
 
 from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, DriverClosedError, MemoryDriver
-from perdure.storage.driver import NowaitDriver
+from perdure.storage.driver import nowait_batch
 from perdure.storage.schema import EntryStatus
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import Durability
@@ -158,14 +158,19 @@ class CrashingDriver:
 
 
 class PromptDriver(CrashingDriver):
-    """The same for a driver that writes without waiting where it can, as drivers do outside of tests."""
+    """The same for a driver that writes without waiting where it can, as drivers do outside of tests.
+
+    With an `on_write`, which is awaited, it cannot; nor when a test has put a driver below that has no such way.
+    """
 
     def batch_nowait(self, batch: Batch) -> bool:
+        batch_nowait = nowait_batch(self.inner)
+        if batch_nowait is None or self.on_write is not None:
+            return False
         self._check()
         if self.die_at == (self.writes, "before"):
             self._crash()
-        assert isinstance(self.inner, NowaitDriver), "the drivers of namespaces are"
-        if not self.inner.batch_nowait(batch):
+        if not batch_nowait(batch):
             return False
         self.batches.append(batch)
         self.writes += 1
@@ -221,7 +226,8 @@ class FaultyDriver:
 class Namespace:
     """The bytes of one workflow, in memory or in a SQLite file.
 
-    With `is_prompt`, batches are written without waiting where the driver can: no other task runs meanwhile.
+    With `is_prompt`, batches are written without waiting where the driver can: no other task runs meanwhile. That is so in
+    files and not in memory unless it is said, so that tests of both kinds go both ways.
 
     Attributes:
         writes: How many writes the drivers that are closed by now made.
@@ -229,10 +235,10 @@ class Namespace:
     """
 
     def __init__(
-        self, kind: DriverKind, directory: Path, *, durability: Durability = "full", is_prompt: bool = False
+        self, kind: DriverKind, directory: Path, *, durability: Durability = "full", is_prompt: bool | None = None
     ) -> None:
         self.kind = kind
-        self._is_prompt = is_prompt
+        self._is_prompt = kind == "sqlite" if is_prompt is None else is_prompt
         self._durability: Durability = durability
         self._path = directory / f"workflow-{next(_numbers)}.sqlite"
         self._data: dict[bytes, bytes] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from perdure.workflow import (
     run_workflow,
     start_workflow,
 )
-from perdure.workflow.history import History
+from perdure.workflow.history import History, Node
 from perdure.workflow.hooks import make_hooks
 from perdure.workflow.watch import Watch
 
@@ -225,6 +225,67 @@ async def test_events_of_the_drivers_own_quick_way_are_told_alike(
     assert list(mirror.entries) == [*((f"step {number}",) for number in range(30)), ("flaky",)]
     assert len(mirror.events) >= 32
     assert [type(error) for error in errors] == [StepErrorEvent]
+
+
+class BusyDriver(MemoryDriver):
+    """A driver before which somebody else always waits."""
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        return False
+
+
+async def test_a_commit_that_has_to_wait_after_all_is_told_once(mode: RunMode, autojump_clock: MockClock) -> None:
+    """S37: a batch that could not be written at once takes what is to be told of it along."""
+    mirror = Mirror()
+    errors: list[ErrorEvent] = []
+
+    async def workflow(ctx: Context, _: object) -> str:
+        return await ctx.step("flaky", Failing(2), retry_backoff_base=0.0)
+
+    driver = BusyDriver()
+    while True:
+        result = await run_workflow(
+            "busy",
+            workflow,
+            None,
+            driver,
+            mode=mode,
+            on_history_updated=mirror,
+            on_error=errors.append,
+            clock=TrioClock(),
+        )
+        if result.state.is_terminal:
+            break
+    assert mirror.state is WorkflowState.COMPLETED
+    assert [event.attempt for event in errors if isinstance(event, StepErrorEvent)] == [1, 2]
+    assert len(errors) == 2
+    assert list(mirror.entries) == [("flaky",)]
+
+
+async def test_telling_what_is_new_goes_through_no_history(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S37: cheap: what it costs to tell of a commit does not depend on the length of history, with a parked retry neither."""
+    mirror = Mirror()
+    walks: list[Node] = []
+    walk = Node.walk
+
+    def counted(node: Node) -> Iterator[Node]:
+        walks.append(node)
+        return walk(node)
+
+    async def workflow(ctx: Context, _: object) -> None:
+        for number in range(20):
+            await ctx.step(f"step {number}", effect, number)
+        await ctx.join("join", {"flaky": flaky_branch, "steps": quick_branch})
+        await ctx.sleep("sleep", 60)
+
+    async with host(namespace, mode, on_history_updated=mirror) as process:
+        monkeypatch.setattr(Node, "walk", counted)
+        await process.finish(workflow)
+        monkeypatch.undo()
+        assert walks == []
+        assert mirror.entries == await namespace.entries()
 
 
 async def test_a_wake_a_cancel_and_their_states_are_told(

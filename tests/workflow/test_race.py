@@ -56,7 +56,7 @@ async def paths_below(namespace: Namespace, *path: str | int) -> set[Any]:
 async def test_the_winners_value_returns_without_waiting_for_a_loser(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S29: a loser in a step that takes a year, one that sleeps, one that waits; then the workflow parks as ever."""
+    """S29: a loser in a step that takes a year, some that sleep or wait, one of them deeper; then it parks as ever."""
     cancelled: list[str] = []
 
     async def function(world: World, ctx: Context) -> Any:
@@ -76,7 +76,10 @@ async def test_the_winners_value_returns_without_waiting_for_a_loser(
         async def waiting(ctx: Context) -> None:
             await ctx.queue.next("mail")
 
-        branches = {"working": working, "sleeping": sleeping, "quick": quick, "waiting": waiting}
+        async def deeper(ctx: Context) -> None:
+            await ctx.join("both", {"sleeping": sleeping, "waiting": waiting})
+
+        branches = {"working": working, "sleeping": sleeping, "quick": quick, "waiting": waiting, "deeper": deeper}
         result = await ctx.race("race", branches)
         world.acknowledge("race")
         await ctx.sleep("rest", 10)
@@ -96,6 +99,7 @@ async def test_the_winners_value_returns_without_waiting_for_a_loser(
         "sleeping": "running",
         "quick": "completed",
         "waiting": "running",
+        "deeper": "running",
     }
 
 

@@ -184,6 +184,31 @@ class TestOrder:
                 await process.stop(trip)
         assert calls == TRIP, "a failed workflow runs nothing"
 
+    async def test_the_order_is_that_of_completion_where_the_clock_was_set_back(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: it is a stored sequence, not a time."""
+
+        async def workflow(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("c")
+            await ctx.step("flight", do, "flight", rollback=undo)
+            await process_restarts(ctx)
+            await ctx.step("hotel", do, "hotel", rollback=undo)
+            raise ValueError("no car")
+
+        async with host(namespace, mode) as process:
+            await process.stop(workflow)
+            process.clock.move(-3600)
+            await process.restart()
+            await process.send("go")
+            await failure_of(process, workflow)
+        entries = await namespace.entries()
+        flight, hotel = (entries[name,].metadata for name in ("flight", "hotel"))
+        assert flight is not None
+        assert hotel is not None
+        assert (hotel.completed_at_ms or 0) < (flight.completed_at_ms or 0)
+        assert calls == ["flight", "hotel", *undone("hotel", "flight")]
+
     async def test_what_a_handler_is_told(self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock) -> None:
         """S35: the step's name, path and output, the workflow's error, and a key of its own that stays the same."""
         keys: list[str] = []
