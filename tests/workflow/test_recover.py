@@ -678,6 +678,31 @@ class TestUndone:
             assert await process.ended(workflow) == "ship done"
         assert calls == ["reserve", "charge", "ship"]
 
+    async def test_where_it_is_not_known_what_failed_it_an_iteration_that_cannot_be_gone_back_to_stays(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S36, S16: every exhausted step may have failed it, but the first iteration's starting state was not kept."""
+
+        async def body(inner: Context, number: int) -> Continue[int] | Break[int]:
+            await inner.try_step("hail", do, f"hail {number}")
+            return Continue(number + 1) if number < 1 else Break(number)
+
+        async def workflow(ctx: Context, _: object) -> str:
+            await ctx.loop("loop", body, 0)
+            return await ctx.step("ride", do, "ride")
+
+        broken.update({"hail 0", "hail 1", "ride"})
+        async with host(namespace, mode) as process:
+            await fails(process, workflow)
+            await process.restart()
+            await (await namespace.driver()).delete(layout.FAILURE_CAUSES_KEY)  # as if the reference engine had run it
+            await process.restart()
+            broken.clear()
+            await recover(process, "restarted")
+            assert await process.ended(workflow) == "ride done"
+            assert await namespace.attempts("loop", 0, "hail") == (EntryStatus.EXHAUSTED, 1)
+        assert calls == ["hail 0", "hail 1", "ride", "hail 1", "ride"]
+
 
 async def eventful(ctx: Context, _: object) -> str:
     """Something of everything is undone, and fails once more after that."""

@@ -209,6 +209,21 @@ class TestOrder:
         assert (hotel.completed_at_ms or 0) < (flight.completed_at_ms or 0)
         assert calls == ["flight", "hotel", *undone("hotel", "flight")]
 
+    async def test_a_steps_place_in_the_order_is_in_the_batch_of_its_outcome(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35, S39: no crash leaves a completed step without its number."""
+        async with host(namespace, mode) as process:
+            await failure_of(process, trip)
+            driver = await namespace.driver()
+            ids = {path[-1]: entry.id for path, entry in (await namespace.entries()).items()}
+            for number, name in enumerate(("flight", "hotel"), 1):
+                batch = next(
+                    dict(one.puts) for one in driver.batches if layout.metadata_key(ids[name]) in dict(one.puts)
+                )
+                assert decode_value(batch[layout.detail_key(ids[name])]) == {"completed": number}
+                assert layout.decode_u64(batch[layout.COMPLETION_SEQUENCE_KEY]) == number
+
     async def test_what_a_handler_is_told(self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock) -> None:
         """S35: the step's name, path and output, the workflow's error, and a key of its own that stays the same."""
         keys: list[str] = []
