@@ -1048,6 +1048,26 @@ class TestRetries:
         assert metadata.rollback_completed_at_ms is None
         assert len(calls) == 7
 
+    async def test_newer_code_that_allows_fewer_attempts_gives_up_at_once_and_leaves_no_alarm(
+        self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
+    ) -> None:
+        """S35: the error that is kept is that of the attempt which was recorded."""
+
+        async def refusing_no_more(ctx: Context, _: object) -> None:
+            await ctx.rollback_checkpoint("c")
+            await ctx.step("flight", do, "flight", rollback=refuse, max_retries=0)
+            raise ValueError("no car")
+
+        async with host(namespace, mode) as process:
+            result = await process.stop(refusing)
+            assert result.state is WorkflowState.ROLLING_BACK
+            await process.restart()
+            assert await (await namespace.driver()).get_alarm(process.workflow_id) is not None
+            failure = await failure_of(process, refusing_no_more)
+            assert await (await namespace.driver()).get_alarm(process.workflow_id) is None
+        assert (failure.name, failure.metadata["rollback_error"]) == ("ValueError", "ConnectionError: not now")
+        assert (await namespace.attempts("flight"))[1] == 1
+
     @pytest.mark.parametrize(
         "error", [CriticalError("gone"), ExceptionGroup("x", [CriticalError("gone")])], ids=["alone", "grouped"]
     )

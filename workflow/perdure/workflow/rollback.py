@@ -1,7 +1,7 @@
 """`ctx.rollback_checkpoint`, and what happens when a workflow that passed one fails: the rollback run.
 
 1. The workflow's error and the state `rolling_back` are one batch. From then on the function is never run forward again, by
-   this or any later activation, until `recover()`.
+   this or any later activation, until `recover()` or `replay_from_step`.
 2. Which handlers there are is asked of the code: the function is run once more, for its handlers only (`collecting.py`). It
    is told what is recorded, as on replay, so a failure that the workflow caught hides nothing that comes after it.
    Rejected: to remember the handlers of the forward run. An activation after a crash would not have them.
