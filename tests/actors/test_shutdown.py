@@ -17,7 +17,7 @@ from disks import Disk
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.actors import SupervisorClosedError, WorkflowNotFoundError, open_supervisor
-from perdure.workflow import Context, WorkflowState, WorkflowSuspendedError, workflow
+from perdure.workflow import Context, WorkflowFailedError, WorkflowState, WorkflowSuspendedError, workflow
 
 PROGRAM = Path(__file__).with_name("program.py")
 effects: list[str] = []
@@ -187,6 +187,39 @@ class TestHowItComes:
                 raise AssertionError("it was not cancelled")
         async with disk.process(worker) as supervisor:
             await supervisor.spawn(worker, "worker-1", 0)
+
+    @pytest.mark.parametrize("in_step", [False, True])
+    async def test_a_workflow_that_ends_the_program_each_time_ends_as_a_crash_loop_beside_others(
+        self, disk: Disk, in_step: bool, autojump_clock: MockClock
+    ) -> None:
+        """S18, S49: in its own code too, after what is replayed; the others go on."""
+
+        @workflow(name="leaver")
+        async def leaver(ctx: Context, input: None) -> None:
+            await ctx.step("first", note, "first")
+
+            async def leave() -> NoReturn:
+                raise SystemExit(3)
+
+            if in_step:
+                await ctx.step("exit", leave)
+            await leave()
+
+        async def live() -> None:
+            async with disk.process(worker, leaver) as supervisor:
+                await supervisor.spawn(leaver, "leaver-1")
+                await trio.sleep_forever()
+
+        for _ in range(11):  # the first recorded something
+            with pytest.raises(SystemExit):
+                await live()
+        async with disk.process(worker, leaver) as supervisor:
+            with pytest.raises(WorkflowFailedError) as failed:
+                await (await supervisor.get("leaver-1")).result()
+            assert failed.value.name == "CrashLoopError"
+            await supervisor.spawn(worker, "worker-1", 1)
+            assert await (await supervisor.get("worker-1")).result() == "worked"
+        assert effects.count("first") == 1
 
     @pytest.mark.parametrize("in_nursery", [False, True])
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -314,6 +314,7 @@ class Supervisor:
 
     def _interrupt(self, error: BaseException) -> None:
         self._interruption = self._interruption or error
+        self._residents.stop_intake()  # else the workflow whose code ends the program would be begun once more before it does
         self._block_scope.cancel()
 
     @trio.lowlevel.enable_ki_protection
