@@ -562,7 +562,11 @@ async def test_a_race_does_not_wait_for_its_losers_and_their_effects_do_not_recu
     async def workflow(world: World, ctx: Context) -> Any:
         async def in_step(ctx: Context) -> None:
             await world.step(ctx, "done")
-            await world.step(ctx, "long", seconds=10_000, timeout=0)
+            try:
+                await world.step(ctx, "long", seconds=10_000, timeout=0)
+            finally:
+                if not (await stage.namespace.driver()).is_dead:
+                    world.facts["has lost"] = True
 
         async def in_sleep(ctx: Context) -> None:
             await ctx.sleep("sleep", 10_000)
@@ -577,6 +581,7 @@ async def test_a_race_does_not_wait_for_its_losers_and_their_effects_do_not_recu
         async def quick(ctx: Context) -> Any:
             return await world.step(ctx, "won", "won", 5)
 
+        stage: Stage = world.facts["stage"]
         losers = {"step": in_step, "sleep": in_sleep, "join": in_join, "read": in_read}
         begun_s = trio.current_time()
         result = await ctx.race("race", {**losers, "quick": quick})
@@ -587,6 +592,9 @@ async def test_a_race_does_not_wait_for_its_losers_and_their_effects_do_not_recu
         return [result.winner, result.value, message.body]
 
     async def script(stage: Stage) -> None:
+        stored = await picture_of(stage.namespace)  # as every process finds it
+        if "has lost" in stage.world.facts:
+            assert stored["entries"]["race",][1]["winner"] == "quick", "durable before a loser knows"
         await stage.send("go", "given back")
         await stage.run()
         await stage.restart()
