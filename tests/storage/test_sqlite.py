@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -710,3 +711,20 @@ async def test_a_closed_driver_says_so_also_where_it_would_not_have_written_at_o
     await driver.aclose()
     with pytest.raises(DriverClosedError):
         driver.batch_nowait(Batch(puts=[(b"key", b"1")]))
+
+
+async def test_an_opener_that_finds_the_file_made_meanwhile_is_refused_as_the_second(path, monkeypatch):
+    """Its log is there too by then, which is not one that was left behind."""
+    first: list[SqliteDriver] = []
+    exists = sqlite_image.os.path.isdir
+
+    def make_meanwhile(name: str) -> bool:  # between the look for the file and its making
+        monkeypatch.setattr(sqlite_image.os.path, "isdir", exists)
+        first.append(trio.run(partial(SqliteDriver.open, path, create=True)))
+        return exists(name)
+
+    monkeypatch.setattr(sqlite_image.os.path, "isdir", make_meanwhile)
+    with pytest.raises(StoreBusyError):
+        await SqliteDriver.open(path, create=True)
+    (driver,) = first
+    await driver.aclose()

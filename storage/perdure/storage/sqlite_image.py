@@ -57,7 +57,8 @@ def create_file(path: str, real_path: str) -> None:
         OSError: The file cannot be written or named.
     """
     for suffix in ("-wal", "-journal"):
-        if os.path.lexists(real_path + suffix):
+        # The log first: that of another opener, who has made the file meanwhile, is never there before its file.
+        if os.path.lexists(real_path + suffix) and not os.path.lexists(real_path):
             # SQLite would replay it into the new file.
             raise StorageError(
                 f"{real_path + suffix} is there without its database; restore {path}, or remove what is left of it",
