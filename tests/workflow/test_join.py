@@ -596,8 +596,9 @@ async def test_a_join_of_1000_branches_writes_ten_times_what_one_of_100_does(
     small = await join_of(make_quick_namespace(), mode, 100, 1)
     large = await join_of(make_quick_namespace(), mode, 1000, 1)
     assert large.commits <= 5
-    assert large.puts <= 11 * small.puts
-    assert large.bytes <= 11 * small.bytes
+    # The longer names count, and whether the last branches share the others' batch; every branch's own would be 100 times.
+    assert large.puts <= 15 * small.puts
+    assert large.bytes <= 15 * small.bytes
 
 
 async def test_joins_nested_20_deep_finish_after_a_restart(
