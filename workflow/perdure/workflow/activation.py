@@ -21,7 +21,7 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import trio
 
@@ -36,7 +36,7 @@ from perdure.workflow.errors import (
     UserCancellationError,
     ValueTypeError,
 )
-from perdure.workflow.failures import causes_of, describe, info_to_map
+from perdure.workflow.failures import causes_of, describe, ends_process, info_to_map
 from perdure.workflow.history import FORMAT_VERSION, History
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
@@ -596,7 +596,7 @@ class Activation:
             if self.closing is Closing.FAULT and self._has_begun_steps:
                 await self._committer.commit_alone(Batch(deletes=[layout.IDLE_ACTIVATIONS_KEY]))
             elif self.closing is Closing.EVICTED or self.closing is Closing.USER_CANCELLED:
-                if error is None or not _is_crash(error):
+                if error is None or not ends_process(error, KeyboardInterrupt):
                     self.history.set_idle_activations(0)
                 elif not self._has_progressed and not self._has_begun_steps:
                     self.history.set_idle_activations(self.history.idle_activations + 1)
@@ -605,13 +605,6 @@ class Activation:
             _log.warning(
                 "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, error
             )
-
-
-def _is_crash(error: BaseException) -> bool:
-    """Whether the workflow's code ends the process: by neither an outcome, a cancellation nor the user's Ctrl-C."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_crash(leaf) for leaf in cast("BaseExceptionGroup[BaseException]", error).exceptions)
-    return not isinstance(error, Exception | trio.Cancelled | KeyboardInterrupt)
 
 
 def _check_format(history: History) -> None:

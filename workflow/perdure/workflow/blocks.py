@@ -20,7 +20,6 @@ from perdure.workflow.errors import (
     RaceError,
     RollbackError,
     StepError,
-    SuspendSignal,
 )
 from perdure.workflow.failures import describe
 from perdure.workflow.scope import Operation
@@ -87,20 +86,13 @@ async def run_block(
         failure = _failure(operation.name, error, catch)
         if failure is None:
             raise
-        await _check_open(operation)
+        await operation.check_counts()
         return failure
     finally:
         operation.leave(scope)
-    await _check_open(operation)
+    await operation.check_counts()
     scope.close()
     return BlockOk(value)
-
-
-async def _check_open(operation: Operation) -> None:
-    if operation.scope.activation.closing is not None:
-        raise SuspendSignal  # the context was closed under the function: what it came to does not count
-    if not (lane := operation.scope.lane).is_open:
-        await lane.leave()
 
 
 def _failure(block: str, error: Exception, catch: frozenset[str]) -> BlockFailure | None:

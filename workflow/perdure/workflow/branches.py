@@ -34,7 +34,15 @@ from perdure.workflow.errors import (
     SuspendSignal,
     ValueTypeError,
 )
-from perdure.workflow.failures import causes_of, cut_text, describe, info_from_map, info_from_text, info_to_map
+from perdure.workflow.failures import (
+    causes_of,
+    cut_text,
+    describe,
+    info_from_map,
+    info_from_text,
+    info_to_map,
+    sole_exception,
+)
 from perdure.workflow.history import Node
 from perdure.workflow.lanes import Lane, enter_lane
 from perdure.workflow.scope import Operation, Scope
@@ -165,18 +173,7 @@ async def run_tasks(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
         if rest is None:
             await trio.lowlevel.checkpoint_if_cancelled()  # which raises it anew, for all branches at once
             raise
-        leaves = list(_leaves(rest))
-        if len(leaves) == 1:
-            raise leaves[0] from None
-        raise rest from None
-
-
-def _leaves(group: BaseException) -> Iterable[BaseException]:
-    if isinstance(group, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", group).exceptions:
-            yield from _leaves(inner)
-    else:
-        yield group
+        raise sole_exception(rest) from None
 
 
 class Fork:
@@ -234,10 +231,7 @@ class Fork:
             lane = lanes[name] if lanes is not None else Lane(self._operation.scope.lane)
             tasks.append(self._task(name, lane, settle, scopes[name] if scopes is not None else None))
         await run_tasks(tasks)
-        if activation.closing is not None:
-            raise SuspendSignal
-        if not (lane := self._operation.scope.lane).is_open:
-            await lane.leave()
+        await self._operation.check_counts()
 
     def _task(
         self,

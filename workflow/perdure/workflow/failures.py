@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+import trio
+
 from perdure.storage import PerdureError
 from perdure.workflow.errors import (
     CriticalError,
@@ -25,6 +27,7 @@ from perdure.workflow.errors import (
     StepExhaustedError,
     StepInterruptedError,
     StepTimeoutError,
+    SuspendSignal,
 )
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "causes_of",
     "cut_text",
     "describe",
+    "ends_process",
     "failure_kind",
     "info_from_map",
     "info_from_text",
@@ -69,6 +73,17 @@ def sole_exception(error: BaseException) -> BaseException:
     """The exception itself, or the only leaf of an exception group of one."""
     leaves = list(_leaves(error))
     return leaves[0] if len(leaves) == 1 else error
+
+
+def ends_process(error: BaseException, *beside: type[BaseException]) -> bool:
+    """Whether it, alone or among others, is meant for the program: a KeyboardInterrupt, a SystemExit or the like.
+
+    Args:
+        error: What came out of a workflow's code.
+        beside: Kinds that do not count.
+    """
+    harmless = (SuspendSignal, Exception, trio.Cancelled, *beside)
+    return any(not isinstance(leaf, harmless) for leaf in _leaves(error))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

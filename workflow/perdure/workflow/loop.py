@@ -196,16 +196,9 @@ class _Loop:
         finally:
             self._can_be_undone = scope.can_be_undone
             self._operation.leave(scope)
-        await self._check_open()  # else the context was closed under the body: what it returned does not count
+        await self._operation.check_counts()
         scope.close()
         return answer
-
-    async def _check_open(self) -> None:
-        if self._activation.closing is not None:
-            raise SuspendSignal
-        lane = self._operation.scope.lane
-        if not lane.is_open:
-            await lane.leave()
 
     async def advance(self, state: object, prune_interval: int, history_size: int) -> Any:
         """Go on to the next iteration; returns the state as it is stored."""

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from perdure.storage.schema import (
@@ -33,7 +33,7 @@ from perdure.workflow.ids import is_ordered
 from perdure.workflow.rollback import UNDOING
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 
-__all__ = ["reopen"]
+__all__ = ["reopen", "reopened_branches"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,11 +185,9 @@ def _reopen_branches(history: History, node: Node, names: set[str]) -> None:
     assert entry is not None, "the join or race is recorded"
     kind = entry.kind
     assert isinstance(kind, JoinEntry | RaceEntry), "only these have branches"
-    if isinstance(kind, RaceEntry) and kind.winner is not None:
-        names = set(kind.branches)  # what the losers had recorded was forgotten; they begin anew
-    running = Branch(BranchStatus.RUNNING, None, None)
-    branches = {name: running if name in names else branch for name, branch in kind.branches.items()}
-    history.change(node, JoinEntry(branches) if isinstance(kind, JoinEntry) else RaceEntry(None, branches))
+    reopened = reopened_branches(kind, names)
+    history.change(node, reopened)
+    names = {name for name, branch in reopened.branches.items() if branch.status is BranchStatus.RUNNING}
     detail = history.detail(entry.id)
     kept = {name: failure for name, failure in detail.get("branches", {}).items() if name not in names}
     others = {key: value for key, value in detail.items() if key != "branches"}
@@ -199,6 +197,14 @@ def _reopen_branches(history: History, node: Node, names: set[str]) -> None:
         history.put_detail(entry.id, others)
     else:
         history.delete_detail(entry.id)
+
+
+def reopened_branches(kind: JoinEntry | RaceEntry, names: Collection[str]) -> JoinEntry | RaceEntry:
+    """A join or race in which these branches run again; all of a decided race, whose losers' histories are gone."""
+    is_decided = isinstance(kind, RaceEntry) and kind.winner is not None
+    running = Branch(BranchStatus.RUNNING, None, None)
+    branches = {name: running if is_decided or name in names else branch for name, branch in kind.branches.items()}
+    return JoinEntry(branches) if isinstance(kind, JoinEntry) else RaceEntry(None, branches)
 
 
 def _rewind_loop(history: History, node: Node, iteration: int) -> None:

@@ -22,7 +22,6 @@ from typing import Any
 from perdure.storage import Driver, layout
 from perdure.storage.schema import (
     KIND_NAMES,
-    Branch,
     BranchStatus,
     Entry,
     EntryKind,
@@ -45,6 +44,7 @@ from perdure.workflow.errors import InvalidArgumentError, RewindError
 from perdure.workflow.history import History, Node, Path, order_of_creation
 from perdure.workflow.mailbox import Mailbox
 from perdure.workflow.reads import finished_reads, held_messages
+from perdure.workflow.recover import reopened_branches
 from perdure.workflow.run import check_clock, turn_of
 from perdure.workflow.scope import is_of_queue_read
 from perdure.workflow.snapshot import snapshot_of
@@ -260,12 +260,10 @@ class _Rewind:
     def _reopen_branches(self, node: Node, kind: JoinEntry | RaceEntry, segments: set[Segment]) -> None:
         names = {self.history.names[segment] for segment in segments if isinstance(segment, int)}
         is_decided = isinstance(kind, RaceEntry) and kind.winner is not None
-        running = Branch(BranchStatus.RUNNING, None, None)
-        branches = {name: running if is_decided or name in names else branch for name, branch in kind.branches.items()}
         for segment, child in node.children.items() if is_decided else ():
             if segment not in segments:  # what a batch that was cut has left of a loser
                 self.forgotten.update((below.entry.id, below) for below in child.walk() if below.entry is not None)
-        self.changes.append((node, JoinEntry(branches) if isinstance(kind, JoinEntry) else RaceEntry(None, branches)))
+        self.changes.append((node, reopened_branches(kind, names)))
 
     def _reopen_loop(self, node: Node, loop: Entry, kind: LoopEntry, segments: set[Segment]) -> None:
         iteration = min(segment.iteration for segment in segments if isinstance(segment, LoopIteration))

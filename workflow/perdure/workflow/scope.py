@@ -41,6 +41,7 @@ from perdure.workflow.errors import (
     OperationInProgressError,
     SuspendSignal,
 )
+from perdure.workflow.failures import ends_process
 from perdure.workflow.history import History, Node
 from perdure.workflow.lanes import Lane, lane_of, suspend
 
@@ -348,14 +349,6 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
-def _ends_process(error: BaseException) -> bool:
-    """Whether it is a KeyboardInterrupt, a SystemExit or the like, alone or among others."""
-    harmless = (SuspendSignal, Exception, trio.Cancelled)
-    if isinstance(error, BaseExceptionGroup):
-        return cast("BaseExceptionGroup[BaseException]", error).split(harmless)[1] is not None
-    return not isinstance(error, harmless)
-
-
 class Operation:
     """One call of a context's method, from its check to its end; a context manager.
 
@@ -392,7 +385,7 @@ class Operation:
             return  # what comes out of a loser's unwinding is nobody's
         if isinstance(error, FaultError):
             self.scope.activation.fault(error)
-        elif _ends_process(error):
+        elif ends_process(error):
             self.scope.activation.interrupt(error)
         elif _is_cancellation(error):
             self.scope.activation.note_cancelled(self.name, self.operation)
@@ -498,6 +491,18 @@ class Operation:
                 outer if len(scope.location) == len(self.scope.location) + 1 else outer.children[self._number_of(None)]
             )
             parent.children.pop(scope.location[-1], None)
+
+    async def check_counts(self) -> None:
+        """See that the context was not closed under what this operation ran: else what that came to does not count.
+
+        Raises:
+            SuspendSignal: It was.
+        """
+        if self.scope.activation.closing is not None:
+            raise SuspendSignal
+        lane = self.scope.lane
+        if not lane.is_open:
+            await lane.leave()
 
     def progress(self) -> None:
         """Something of this operation is about to be recorded that another run would not have to do again.
