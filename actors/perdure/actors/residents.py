@@ -26,6 +26,7 @@ from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
+from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.failures import sole_exception
 from perdure.workflow.hooks import Hooks
 from perdure.workflow.threads import STEP_THREADS_MAX
@@ -142,7 +143,12 @@ class Residents:
                         return
 
     async def create_or_find(
-        self, definition: Workflow[Any, Any], workflow_id: str, input: object, check: Callable[[Actor], None]
+        self,
+        definition: Workflow[Any, Any],
+        workflow_id: str,
+        input: object,
+        check: Callable[[Actor], None],
+        birth: Birth = NOTHING_SPECIAL,
     ) -> None:
         """See that the workflow exists, passes the check (which may raise), and runs.
 
@@ -155,7 +161,9 @@ class Residents:
                 if actor is not None and actor.is_leaving:
                     await self._retire(actor)
                     actor = None
-                actor = actor or await self._find(workflow_id) or await self._create(definition, workflow_id, input)
+                actor = (
+                    actor or await self._find(workflow_id) or await self._create(definition, workflow_id, input, birth)
+                )
                 try:
                     check(actor)
                 except BaseException:
@@ -209,14 +217,14 @@ class Residents:
         except WorkflowNotFoundError:  # its creation was never finished
             return None
 
-    async def _create(self, definition: Workflow[Any, Any], workflow_id: str, input: object) -> Actor:
+    async def _create(self, definition: Workflow[Any, Any], workflow_id: str, input: object, birth: Birth) -> Actor:
         now_ms = self._clock.now_ms()
         row = CatalogRow(workflow_id, definition.name, WorkflowState.PENDING.value, 0, False, now_ms, now_ms)
         await self._keeper.put(row)
         driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
         try:
             activation = await self._load(workflow_id, driver)
-            activation.create(definition.name, input, definition.function)
+            activation.create(definition.name, input, definition.function, birth)
             await activation.commit_from_outside()
             return self._admit(driver, activation, definition)
         except BaseException:

@@ -14,8 +14,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from os import PathLike
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -27,7 +28,7 @@ from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.errors import WorkflowExistsError
 from perdure.actors.handle import ActorHandle
 from perdure.actors.residents import Residents
-from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value
+from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value, encode_value
 from perdure.workflow import (
     Clock,
     Context,
@@ -38,7 +39,8 @@ from perdure.workflow import (
     definition_of,
 )
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
-from perdure.workflow.checks import check_duration, check_workflow_id
+from perdure.workflow.birth import Birth
+from perdure.workflow.checks import check_duration, check_when_ms, check_workflow_id
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.typed import encode_input
 
@@ -188,18 +190,49 @@ class Supervisor:
 
     @overload
     async def spawn(
-        self, workflow: Callable[[Context, InputT], Awaitable[OutputT]], workflow_id: str, input: InputT
+        self,
+        workflow: Callable[[Context, InputT], Awaitable[OutputT]],
+        workflow_id: str,
+        input: InputT,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> WorkflowHandle[OutputT]: ...
 
     @overload
     async def spawn(
-        self, workflow: Callable[[Context, None], Awaitable[OutputT]], workflow_id: str
+        self,
+        workflow: Callable[[Context, None], Awaitable[OutputT]],
+        workflow_id: str,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> WorkflowHandle[OutputT]: ...
 
     @overload
-    async def spawn(self, workflow: str, workflow_id: str, input: object = None) -> WorkflowHandle: ...
+    async def spawn(
+        self,
+        workflow: str,
+        workflow_id: str,
+        input: object = None,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> WorkflowHandle: ...
 
-    async def spawn(self, workflow: WorkflowLike | str, workflow_id: str, input: object = None) -> WorkflowHandle[Any]:
+    async def spawn(
+        self,
+        workflow: WorkflowLike | str,
+        workflow_id: str,
+        input: object = None,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> WorkflowHandle[Any]:
         """Start a workflow, or find it started: same id, same workflow and equal input give the existing one.
 
         Durable on return: the workflow will run, whatever happens to this process. Cancelled, it may have been started.
@@ -208,6 +241,11 @@ class Supervisor:
             workflow: One of those given to `open_supervisor`, or its name.
             workflow_id: Any non-empty text.
             input: What its function gets; anything that a step could return, and what the annotation of its parameter says.
+            start_at: Not before this time (seconds since the epoch, or a `datetime` with a timezone) does anything run.
+            deadline: At this time, given likewise, the workflow fails unless it has ended.
+            attributes: By what it can be found: text, numbers, booleans or `None`, by name.
+
+            The last three are for a workflow that is made; one that exists keeps what it has.
 
         Raises:
             WorkflowExistsError: The id is taken by another workflow, or by this one with another input.
@@ -219,12 +257,13 @@ class Supervisor:
         check_workflow_id(workflow_id)
         definition = self._registered(workflow)
         encoded = encode_input(definition.function, input, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES)
+        birth = _birth(start_at, deadline, attributes)
         await trio.lowlevel.checkpoint()
 
         def check(actor: Actor) -> None:
             _check_same(actor, definition, encoded)
 
-        await self._residents.create_or_find(definition, workflow_id, input, check)
+        await self._residents.create_or_find(definition, workflow_id, input, check, birth)
         return ActorHandle(self._residents, workflow_id)
 
     async def get(self, workflow_id: str) -> WorkflowHandle:
@@ -348,6 +387,16 @@ class Supervisor:
         except StorageError as error:
             _log.warning("the catalog could not be written when the supervisor closed: %s", error)
         await self._store.aclose()
+
+
+def _birth(
+    start_at: float | datetime | None, deadline: float | datetime | None, attributes: Mapping[str, Any] | None
+) -> Birth:
+    return Birth(
+        start_at_ms=None if start_at is None else check_when_ms(start_at, "spawn"),
+        deadline_ms=None if deadline is None else check_when_ms(deadline, "spawn"),
+        attributes=None if attributes is None else encode_value(dict(attributes)),
+    )
 
 
 def _check_same(actor: Actor, definition: Workflow[Any, Any], encoded: bytes) -> None:

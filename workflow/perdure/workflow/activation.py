@@ -27,6 +27,7 @@ import trio
 
 from perdure.storage import Batch, Driver, FormatVersionError, encode_value, layout
 from perdure.storage.errors import EncodeError, StorageError
+from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.committer import Committer
 from perdure.workflow.errors import (
@@ -39,6 +40,7 @@ from perdure.workflow.errors import (
 from perdure.workflow.failures import causes_of, describe, ends_process, info_to_map
 from perdure.workflow.history import FORMAT_VERSION, History
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
+from perdure.workflow.host import Host
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.mailbox import Letter, Mailbox
 from perdure.workflow.reads import read_message_ids
@@ -92,6 +94,9 @@ class Activation:
         failure: The exception that failed it, if that happened in this process.
         collected: While the function is run for its handlers only: what would undo the steps that it has passed.
         watch: Tells hooks what became durable, if there are any.
+        host: Whoever hosts the workflow, or `None`.
+        when_quiet: Called when every lane has parked and that is recorded.
+        quiet_since: Since when every lane is parked (`trio.current_time()`), or `None` while one runs.
     """
 
     def __init__(
@@ -121,6 +126,9 @@ class Activation:
         self.mode: RunMode = "yield"
         self.is_running: bool = False
         self.is_draining: bool = False
+        self.host: Host | None = None
+        self.when_quiet: Callable[[], None] | None = None
+        self.quiet_since: float | None = None
         self._error: BaseException | None = None
         self._interruption: BaseException | None = None
         self.watch: Watch | None = None if hooks is None else Watch(hooks, history)
@@ -194,7 +202,13 @@ class Activation:
         waiting = self.waiting
         return any(waiting is None or waiting.wants(name) for name in self.mailbox.names())
 
-    def create(self, workflow_type: str, input_value: object, function: Callable[..., Any] | None = None) -> None:
+    def create(
+        self,
+        workflow_type: str,
+        input_value: object,
+        function: Callable[..., Any] | None = None,
+        birth: Birth = NOTHING_SPECIAL,
+    ) -> None:
         """Begin a new workflow, with an input for its function; durable with the next commit.
 
         Raises:
@@ -202,7 +216,7 @@ class Activation:
             EncodeError: It cannot be stored.
         """
         data = encode_input(function, input_value, bytes_max=self.user_bytes_max)
-        self.history.create(workflow_type, data, self.ids.random_bytes(16))
+        self.history.create(workflow_type, data, self.ids.random_bytes(16), birth)
 
     async def commit(self) -> None:
         """Make everything recorded durable; for operations.
@@ -341,6 +355,7 @@ class Activation:
             await parking.until_woken(self.clock)
         finally:
             self.busy += 1
+            self.quiet_since = None
             lane.is_parked = False
             del self._parked[parking]
         if self.closing is not None:
@@ -364,6 +379,10 @@ class Activation:
                 self.evict()
             elif self.mode == "yield":
                 self.close(Closing.PARKED)
+            else:
+                self.quiet_since = trio.current_time()
+                if self.when_quiet is not None:
+                    self.when_quiet()
 
     async def drained(self) -> NoReturn:
         """Let nothing begin any more in a workflow that leaves: wait until the last lane has come to rest, and be evicted."""

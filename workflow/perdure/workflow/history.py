@@ -35,6 +35,7 @@ from perdure.storage.schema import (
     encode_entry,
     encode_metadata,
 )
+from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.ids import is_ordered
 from perdure.workflow.pending import Pending
 from perdure.workflow.states import WorkflowEvent, WorkflowState, next_state
@@ -455,11 +456,16 @@ class History:
             self.state = state
             self.pending.put(layout.STATE_KEY, state.value.encode())
 
-    def create(self, workflow_type: str, input_data: bytes, seed: bytes) -> None:
+    def create(self, workflow_type: str, input_data: bytes, seed: bytes, birth: Birth = NOTHING_SPECIAL) -> None:
         """Begin a workflow: its identity, its input and its state."""
         self.input = input_data
         self.pending.put(layout.INPUT_KEY, input_data)
         self.adopt(workflow_type, seed)
+        if birth.attributes is not None:
+            self.pending.put(layout.ATTRIBUTES_KEY, birth.attributes)
+        if birth.parent is not None:
+            self.pending.put(layout.PARENT_KEY, birth.parent)
+        self.set_alarm(birth.start_at_ms)
         self.pending.put(layout.STATE_KEY, self.state.value.encode())
 
     def adopt(self, workflow_type: str, seed: bytes) -> None:
