@@ -47,6 +47,7 @@ HEAVY = [
     "msgspec",
     "cattrs",
     "pydantic",
+    "cronsim",
 ]
 """What `import perdure.actors` must not load: it is imported on first use, or by tests and tools only."""
 

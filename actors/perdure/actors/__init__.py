@@ -7,6 +7,7 @@ async with open_supervisor("data/", workflows=[order]) as supervisor:
 """
 
 from perdure.actors.errors import (
+    MissingExtraError,
     SupervisorClosedError,
     SupervisorError,
     UnregisteredWorkflowError,
@@ -19,6 +20,7 @@ from perdure.workflow import WorkflowHandle
 
 __all__ = [
     "ActorHandle",
+    "MissingExtraError",
     "Supervisor",
     "SupervisorClosedError",
     "SupervisorError",

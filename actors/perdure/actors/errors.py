@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.storage import PerdureError
 
 __all__ = [
+    "MissingExtraError",
     "SupervisorClosedError",
     "SupervisorError",
     "UnregisteredWorkflowError",
@@ -19,6 +20,12 @@ class SupervisorError(PerdureError):
 
 class SupervisorClosedError(SupervisorError):
     """The supervisor has left its block, or is leaving it, and takes nothing more."""
+
+
+class MissingExtraError(SupervisorError):
+    """What was asked for needs a package that is not installed; `extra` names the extra that brings it."""
+
+    extra: str
 
 
 class UnregisteredWorkflowError(SupervisorError):
