@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ from perdure.actors.actor import Actor
 from perdure.actors.catalog import CatalogedDriver, CatalogKeeper
 from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
 from perdure.actors.gates import Gates
+from perdure.actors.parks import LateParks
 from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
@@ -73,6 +75,7 @@ class Residents:
         self._on_interrupt = on_interrupt
         self._gates = Gates()
         self._suspects = Suspects()
+        self.late_parks: LateParks = LateParks(on_interrupt)
         self._arrivals: dict[str, trio.Event] = {}
         self._step_limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
 
@@ -266,6 +269,7 @@ class Residents:
 
     def _admit(self, driver: CatalogedDriver, activation: Activation, definition: Workflow[Any, Any] | None) -> Actor:
         driver.follow(activation)
+        activation.when_parked_late = partial(self.late_parks.note, activation)
         actor = Actor(activation.history.workflow_id, driver, activation, definition)
         self.live[actor.workflow_id] = actor
         return actor

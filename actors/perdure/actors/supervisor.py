@@ -340,6 +340,7 @@ class Supervisor:
         if self._hooks is not None:
             self._hooks.open(nursery, on_interrupt=self._interrupt)
         nursery.start_soon(self._keeper.run)
+        nursery.start_soon(self._residents.late_parks.run)
         nursery.start_soon(self._alarms.run, self._residents)
         if handle_signals:
             await nursery.start(self._watch_signals)

@@ -13,6 +13,11 @@
 6. In every durable state something brings a workflow back: it is `pending`, `running` or `rolling_back` (recovered at start),
    or it is `sleeping` with its alarm armed, or it waits for a message, whose arrival activates it. Hence the batch that takes a
    message or ends a sleep also sets `running`.
+7. A host may let parks be *late*: where nothing else is to be written, `running` stays durable, which brings the
+   workflow back as well, until the host asks (`settled`), the activation is left, or some other batch is written after
+   that. So a workflow that is sent messages one after another does not pay for a park between each two.
+   Rejected: to leave the park in `pending`. The next message's batch would write that the workflow sleeps, and the one
+   after it that it does not.
 """
 
 from __future__ import annotations
@@ -97,6 +102,9 @@ class Activation:
         host: Whoever hosts the workflow, or `None`.
         when_quiet: Called when every lane has parked and that is recorded.
         quiet_since: Since when every lane is parked (`trio.current_time()`), or `None` while one runs.
+        when_parked_late: Called when the workflow parks late; the host then sees that it does not stay so for long. `None`:
+            every park is durable before the workflow waits.
+        is_parked_late: Whether the workflow waits and `running` is durable.
     """
 
     def __init__(
@@ -129,6 +137,8 @@ class Activation:
         self.host: Host | None = None
         self.when_quiet: Callable[[], None] | None = None
         self.quiet_since: float | None = None
+        self.when_parked_late: Callable[[], None] | None = None
+        self.is_parked_late: bool = False
         self._error: BaseException | None = None
         self._interruption: BaseException | None = None
         self.watch: Watch | None = None if hooks is None else Watch(hooks, history)
@@ -138,6 +148,7 @@ class Activation:
         self._closed = trio.Event()
         self._has_progressed = False
         self._has_begun_steps = False
+        self._leaves_parked = False
         self.must_commit_before_step: bool = True
         self._holds = 0
         self._replays = 0
@@ -247,17 +258,23 @@ class Activation:
             raise
 
     async def settled(self) -> None:
-        """Return once `history` holds nothing that is not durable, so that it can be told to the outside.
+        """Return once `history` holds nothing that is not durable, a late park included, so that it can be told to the outside.
 
         Raises:
             StorageError: It cannot be made durable; what is stored has to be read again.
         """
+        self._record_late_park()
         while not self._committer.is_clean:
             await self.commit_from_outside()
 
     # Closing.
 
     def close(self, reason: Closing, error: BaseException | None = None) -> None:
+        if self.is_parked_late:
+            if reason <= Closing.USER_CANCELLED:
+                self._leaves_parked = True
+                self._record_late_park()  # it leaves as one that waits
+            self.is_parked_late = False
         if self.closing is None or reason > self.closing:
             self.closing = reason
             self._error = error
@@ -362,18 +379,29 @@ class Activation:
             raise SuspendSignal
         if not lane.is_open:
             await lane.leave()
+        self.unpark()
+
+    def unpark(self) -> None:
+        """The workflow goes on: a late park need not be written any more, one that was is taken back with the next commit."""
+        self.is_parked_late = False
         if self.history.state is WorkflowState.SLEEPING:
             self.history.apply(WorkflowEvent.RUN)
 
     async def settle(self) -> None:
-        """A lane has parked or ended: make that durable and, if by it all are parked, that the workflow waits."""
+        """A lane has parked or ended: make that durable and, if by it all are parked, that the workflow waits.
+
+        Where parks may be late, the latter is recorded some time.
+        """
         was_quiet = self._is_quiet()
         if was_quiet:
             self.waiting = merge(parked.wait for parked in self._parked)
-            self.history.apply(WorkflowEvent.PARK)
-            self.history.set_alarm(self.waiting.deadline_ms)
-            self.history.set_idle_activations(0)
-        await self.commit()
+            if self.when_parked_late is not None and self._may_park_late():
+                self.is_parked_late = True
+                self.when_parked_late()
+            else:
+                self._record_park(self.waiting)
+        if not self.is_parked_late:
+            await self.commit()
         if was_quiet and self._is_quiet():
             if self.is_draining:
                 self.evict()
@@ -383,6 +411,31 @@ class Activation:
                 self.quiet_since = trio.current_time()
                 if self.when_quiet is not None:
                     self.when_quiet()
+
+    def _may_park_late(self) -> bool:
+        """Whether `running`, and no activation without progress, is durable, and nothing is to be written but names.
+
+        A name is registered when an operation asks for it, and matters once something is recorded under it.
+        """
+        history = self.history
+        return (
+            history.state is WorkflowState.RUNNING
+            and history.idle_activations == 0
+            and not self._committer.is_writing
+            and history.pending.holds_only(layout.NAMES_PREFIX)
+            and self.mode == "live"
+            and not self.is_draining
+        )
+
+    def _record_park(self, wait: Wait) -> None:
+        self.is_parked_late = False
+        self.history.apply(WorkflowEvent.PARK)
+        self.history.set_alarm(wait.deadline_ms)
+        self.history.set_idle_activations(0)
+
+    def _record_late_park(self) -> None:
+        if self.is_parked_late and self.waiting is not None:
+            self._record_park(self.waiting)
 
     async def drained(self) -> NoReturn:
         """Let nothing begin any more in a workflow that leaves: wait until the last lane has come to rest, and be evicted."""
@@ -610,6 +663,9 @@ class Activation:
         """Leave a workflow that goes on elsewhere: keep what was recorded (unless the code was wrong).
 
         That is no crash, and is not counted as one, unless the workflow's own code ends the process (`SystemExit`).
+
+        Raises:
+            StorageError: A late park could not be written, so that nobody would know when to bring the workflow back.
         """
         try:
             if self.closing is Closing.FAULT and self._has_begun_steps:
@@ -620,10 +676,13 @@ class Activation:
                 elif not self._has_progressed and not self._has_begun_steps:
                     self.history.set_idle_activations(self.history.idle_activations + 1)
                 await self._committer.commit()
-        except StorageError as error:
+        except StorageError as failure:
             _log.warning(
-                "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, error
+                "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, failure
             )
+            if self._leaves_parked and error is None:
+                self.close(Closing.STORAGE, failure)
+                raise
 
 
 def _check_format(history: History) -> None:

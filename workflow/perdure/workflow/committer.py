@@ -58,6 +58,11 @@ class Committer:
         """Whether everything recorded so far is durable."""
         return self.durable_version >= self._pending.version
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a batch is on its way, so that it is not known yet what is durable."""
+        return self._writing is not None
+
     def commit_nowait(self) -> bool:
         """`commit`, where it can be done without waiting; returns whether it was."""
         return self.durable_version >= self._pending.version or (self.is_alone and self._write_nowait())

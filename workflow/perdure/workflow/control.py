@@ -65,8 +65,8 @@ async def wake(activation: Activation) -> None:
         _end_sleeps(history)
     has_changed = history.pending.version != version
     if has_changed:
-        if activation.is_running and history.state is WorkflowState.SLEEPING:
-            history.apply(WorkflowEvent.RUN)
+        if activation.is_running:
+            activation.unpark()
         activation.arm_if_dormant()
     await activation.commit_from_outside()
     activation.wake_parked()

@@ -105,6 +105,12 @@ class Pending:
         self._ranges.clear()
         self._alarm = None
 
+    def holds_only(self, prefix: bytes) -> bool:
+        """Whether nothing is pending but values whose keys start with `prefix`, if any."""
+        if self._late or self._deletes or self._prefixes or self._ranges or self._alarm is not None:
+            return False
+        return all(key.startswith(prefix) for key in self._puts)
+
     def take(self) -> Batch:
         """Everything pending, as one batch; nothing is pending afterwards."""
         if self._late:
