@@ -37,6 +37,7 @@ TYPING_ONLY = {"typing_extensions"}
 """What type checkers bring along: no dependency, as it is imported under `TYPE_CHECKING` only, which another test checks."""
 
 HEAVY = [
+    "anyio",
     "sqlite_utils",
     "click",
     "tabulate",

@@ -24,12 +24,12 @@ def check(*command: str) -> str:
 
 
 def test_there_is_something_to_check() -> None:
-    assert FILES == ["tests/typing/context.py", "tests/typing/host.py"]
+    assert FILES == ["tests/typing/context.py", "tests/typing/host.py", "tests/typing/portal.py"]
     assert all("assert_type" in (ROOT / file).read_text(encoding="utf-8") for file in FILES)
 
 
 def test_mypy_infers_and_refuses_what_the_files_say(tmp_path: Path) -> None:
-    assert "no issues found in 2 source files" in check("mypy", "--cache-dir", str(tmp_path), *FILES)
+    assert "no issues found in 3 source files" in check("mypy", "--cache-dir", str(tmp_path), *FILES)
 
 
 def test_pyright_infers_and_refuses_what_the_files_say() -> None:

@@ -44,7 +44,7 @@ from perdure.workflow.checks import check_duration, check_when_ms, check_workflo
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.typed import encode_input
 
-__all__ = ["Supervisor", "open_supervisor"]
+__all__ = ["Supervisor", "check_signals", "open_supervisor"]
 
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
@@ -95,7 +95,7 @@ async def open_supervisor(
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
     supervisor = _make(store, workflows, durability, grace, clock, make_hooks(on_history_updated, on_error))
-    _check_signals(handle_signals)
+    check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
 
@@ -141,13 +141,19 @@ def _check_clock(clock: object) -> Clock:
     return cast("Clock", clock)
 
 
-def _check_signals(handle_signals: object) -> None:
+def check_signals(handle_signals: object) -> bool:
+    """Whether this block is to handle signals, if it can.
+
+    Raises:
+        InvalidArgumentError: It cannot.
+    """
     if not isinstance(handle_signals, bool):
         raise InvalidArgumentError(f"handle_signals must be True or False, not {handle_signals!r}")
     if handle_signals and threading.current_thread() is not threading.main_thread():
         raise InvalidArgumentError(
             "signals come to the main thread only, and this is another; leave out handle_signals="
         )
+    return handle_signals
 
 
 def _check_store(store: object) -> Store:
@@ -186,6 +192,7 @@ class Supervisor:
         )
         self._block_scope = trio.CancelScope()
         self._work_scope = trio.CancelScope(shield=True)
+        self._patience = trio.CancelScope()
         self._interruption: BaseException | None = None
 
     @overload
@@ -372,14 +379,19 @@ class Supervisor:
             self._residents.stop_intake()
             for actor in list(self._residents.live.values()):
                 actor.drain()
-            with trio.move_on_after(self._grace) as grace:
+            with trio.move_on_after(self._grace) as self._patience:
                 await self._residents.until_empty()
             for actor in list(self._residents.live.values()):
                 actor.evict()
             await self._residents.until_empty()
             if self._hooks is not None:
-                with trio.move_on_at(grace.deadline):
+                with trio.move_on_at(self._patience.deadline) as self._patience:
                     await self._hooks.until_idle()
+
+    def hurry(self) -> None:
+        """Give running steps no more grace when the block is left, or is being left; for whoever has another way to be told."""
+        self._grace = 0.0
+        self._patience.deadline = trio.current_time()
 
     async def _close_store(self) -> None:
         self._residents.stop_intake()

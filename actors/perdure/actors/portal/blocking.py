@@ -1,0 +1,182 @@
+"""The blocking face of a portal: the supervisor and its handles for plain threads.
+
+Each method is the supervisor's or the handle's of the same name, which says what it promises. It may be called in any
+number of threads at once, also in the plain function of a step, but not where an event loop runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from perdure.actors.portal.thread import PortalThread
+from perdure.actors.supervisor import WorkflowLike
+from perdure.workflow import Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
+from perdure.workflow.checks import check_duration
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    from perdure.actors.portal.awaitable import AsyncioSupervisor
+
+__all__ = ["BlockingHandle", "BlockingSupervisor"]
+
+InputT = TypeVar("InputT")
+OutputT = TypeVar("OutputT")
+if TYPE_CHECKING:
+    Output_co = typing_extensions.TypeVar("Output_co", covariant=True, default=Any)
+else:
+    Output_co = TypeVar("Output_co", covariant=True)
+
+
+class BlockingHandle(Generic[Output_co]):
+    """A workflow, for plain threads. Its parameter is the type of what the workflow's function returns."""
+
+    __slots__ = ("_handle", "_thread")
+
+    def __init__(self, thread: PortalThread, handle: WorkflowHandle[Output_co]) -> None:
+        self._thread = thread
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    @property
+    def workflow_id(self) -> str:
+        """The workflow's id."""
+        return self._handle.workflow_id
+
+    def result(self, *, timeout: float | None = None) -> Output_co:
+        """Wait until the workflow ends, and return what its function returned.
+
+        Args:
+            timeout: Seconds, after which a `TimeoutError` comes and the workflow goes on; for ever unless given.
+        """
+        return self._thread.call(lambda: self._handle.result(), timeout=_check_timeout(timeout))
+
+    def message(self, name: str, body: object = None, *, id: str | None = None, timeout: float | None = None) -> None:
+        """Put a message into the workflow's mailbox. Durable on return.
+
+        After a `TimeoutError` (`timeout` is in seconds) it may have been sent all the same: give an `id` and send it again.
+        """
+        self._thread.call(lambda: self._handle.message(name, body, id=id), timeout=_check_timeout(timeout))
+
+    def wake(self) -> None:
+        """End every pending sleep and retry backoff now. Durable on return."""
+        self._thread.call(lambda: self._handle.wake())
+
+    def recover(self) -> None:
+        """Run a failed workflow again, over what is recorded. Durable on return."""
+        self._thread.call(lambda: self._handle.recover())
+
+    def evict(self) -> None:
+        """Take the workflow out of memory; it stays resumable."""
+        self._thread.call(lambda: self._handle.evict())
+
+    def cancel(self) -> None:
+        """End the workflow as cancelled, for good. Durable on return."""
+        self._thread.call(lambda: self._handle.cancel())
+
+    def get_state(self) -> WorkflowState:
+        """Where it stands."""
+        return self._thread.call(lambda: self._handle.get_state())
+
+    def get_output(self) -> Output_co | None:
+        """What it returned, or `None`."""
+        return self._thread.call(lambda: self._handle.get_output())
+
+    def get_error(self) -> ErrorInfo | None:
+        """What it failed with, or `None`."""
+        return self._thread.call(lambda: self._handle.get_error())
+
+    def history(self) -> tuple[HistoryEntry, ...]:
+        """Its history, decoded."""
+        return self._thread.call(lambda: self._handle.history())
+
+
+class BlockingSupervisor:
+    """A supervisor, for plain threads; made by `open_portal`."""
+
+    def __init__(self, thread: PortalThread) -> None:
+        self._thread = thread
+
+    @property
+    def asyncio(self) -> AsyncioSupervisor:
+        """The same supervisor for asyncio tasks, in any loop of this process."""
+        from perdure.actors.portal.awaitable import AsyncioSupervisor
+
+        return AsyncioSupervisor(self._thread)
+
+    @overload
+    def spawn(
+        self,
+        workflow: Callable[[Context, InputT], Awaitable[OutputT]],
+        workflow_id: str,
+        input: InputT,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> BlockingHandle[OutputT]: ...
+
+    @overload
+    def spawn(
+        self,
+        workflow: Callable[[Context, None], Awaitable[OutputT]],
+        workflow_id: str,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> BlockingHandle[OutputT]: ...
+
+    @overload
+    def spawn(
+        self,
+        workflow: str,
+        workflow_id: str,
+        input: object = None,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> BlockingHandle: ...
+
+    def spawn(
+        self,
+        workflow: WorkflowLike | str,
+        workflow_id: str,
+        input: object = None,
+        *,
+        start_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> BlockingHandle[Any]:
+        """Start a workflow, or find it started: same id, same workflow and equal input. Durable on return."""
+        spawn: Callable[..., Awaitable[WorkflowHandle[Any]]] = self._thread.supervisor.spawn
+        handle = self._thread.call(
+            lambda: spawn(workflow, workflow_id, input, start_at=start_at, deadline=deadline, attributes=attributes)
+        )
+        return BlockingHandle(self._thread, handle)
+
+    def get(self, workflow_id: str) -> BlockingHandle:
+        """The handle of a workflow that exists."""
+        handle = self._thread.call(lambda: self._thread.supervisor.get(workflow_id))
+        return BlockingHandle(self._thread, handle)
+
+    def describe(self, workflow_id: str) -> str:
+        """Where a person finds the workflow's data."""
+        return self._thread.supervisor.describe(workflow_id)
+
+    def troubles(self) -> dict[str, BaseException]:
+        """The workflows that cannot run here, and why."""
+
+        async def look() -> dict[str, BaseException]:
+            return self._thread.supervisor.troubles()
+
+        return self._thread.call(look)
+
+
+def _check_timeout(timeout: float | None) -> float | None:
+    return None if timeout is None else check_duration(timeout, "timeout", "timeout=10.0")
