@@ -183,16 +183,18 @@ class CatalogedDriver:
             self.row = row
 
     def _move_later(self) -> None:
-        standing = self._standing
+        standing, row = self._standing, self.row
         is_wanted = standing.state == _SLEEPING and self._wants_mail(standing)
-        row = replace(
-            self.row,
-            state=standing.state,
-            next_wake_ms=self.row.next_wake_ms if is_wanted else standing.wake_ms(wants_mail=False),
-            mail_waiting=standing.mail > 0,
-        )
-        if row != self.row:
-            self.row = replace(row, updated_at_ms=self._keeper.now_ms())
+        wake_ms = row.next_wake_ms if is_wanted else standing.wake_ms(wants_mail=False)
+        mail_waiting = standing.mail > 0
+        if (row.state, row.next_wake_ms, row.mail_waiting) != (standing.state, wake_ms, mail_waiting):
+            self.row = replace(
+                row,
+                state=standing.state,
+                next_wake_ms=wake_ms,
+                mail_waiting=mail_waiting,
+                updated_at_ms=self._keeper.now_ms(),
+            )
             self._keeper.put_later(self.row)
 
     def _wants_mail(self, standing: _Standing) -> bool:

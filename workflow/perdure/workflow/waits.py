@@ -2,7 +2,9 @@
 
 1. A `Wait` says what ends it: a deadline, messages of some names, or both. "Any message" absorbs named waits.
 2. A workflow wakes at the earliest deadline of its waits and for the union of their names.
-3. A parked branch is woken by cancelling its own little scope, so that one parked branch costs one scope and no task.
+3. One parked branch costs no task: one without a deadline is put to rest and rescheduled when it is woken, one with a
+   deadline waits on the clock in a little scope of its own, which is cancelled then. A scope for both would cost a
+   cancellation, and so an exception through all that is parked, for each message.
 """
 
 from __future__ import annotations
@@ -54,25 +56,35 @@ def merge(waits: Iterable[Wait]) -> Wait:
 class Parking:
     """A parked branch: what it waits for, and how it is woken."""
 
-    __slots__ = ("_scope", "is_woken", "wait")
+    __slots__ = ("_scope", "_task", "is_woken", "wait")
 
     def __init__(self, wait: Wait) -> None:
         self.wait: Wait = wait
         self.is_woken: bool = False
         self._scope: trio.CancelScope | None = None
+        self._task: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
         """End the wait; waking twice is fine."""
         self.is_woken = True
-        if self._scope is not None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+        elif self._scope is not None:
             self._scope.cancel()
 
     async def until_woken(self, clock: Clock) -> None:
-        """Wait until `wake` was called or the deadline has passed."""
-        with trio.CancelScope() as self._scope:
-            if self.is_woken:
-                self._scope.cancel()
-            if self.wait.deadline_ms is None:
-                await trio.sleep_forever()
-            else:
+        """Wait until `wake` was called or the deadline has passed. Cancellation from outside comes first."""
+        if self.is_woken:
+            await trio.lowlevel.checkpoint()
+        elif self.wait.deadline_ms is None:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            with trio.CancelScope() as self._scope:
                 await clock.wait_until_ms(self.wait.deadline_ms)
+
+    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
