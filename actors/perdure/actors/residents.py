@@ -28,6 +28,7 @@ from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
+from perdure.workflow.asyncio_thread import AsyncioThread, asyncio_home
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.failures import sole_exception
 from perdure.workflow.hooks import Hooks
@@ -66,6 +67,7 @@ class Residents:
         self.troubles: dict[str, BaseException] = {}
         self.is_closing: bool = False
         self.nursery: trio.Nursery | None = None
+        self.asyncio: AsyncioThread = AsyncioThread()
         self._store = store
         self._keeper = keeper
         self._definitions = definitions
@@ -295,6 +297,7 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, actor: Actor) -> None:
+        asyncio_home.set(self.asyncio)
         try:
             async with self._suspects.turn(actor):
                 await actor.run()

@@ -332,6 +332,7 @@ class Supervisor:
                 self._work_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
+                await self._residents.asyncio.aclose()
                 await self._close_store()
         if self._interruption is not None:
             raise self._interruption

@@ -4,6 +4,7 @@ A workflow is an async function. Every effect goes through its `Context` and is 
 runs again from the top and recorded effects return their recorded results.
 """
 
+from perdure.workflow.asyncio_calls import to_asyncio
 from perdure.workflow.blocks import BlockCatchKind
 from perdure.workflow.branches import Branch, JoinResult
 from perdure.workflow.clock import Clock, SystemClock, TrioClock
@@ -158,5 +159,6 @@ __all__ = [
     "run_workflow",
     "send_message",
     "start_workflow",
+    "to_asyncio",
     "workflow",
 ]
