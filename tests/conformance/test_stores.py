@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import trio
 
 from perdure.storage import layout
+from perdure.storage.attributes import InvalidAttributeError, encode_attributes
 from perdure.storage.driver import Batch, NowaitDriver
 from perdure.storage.errors import (
     DriverClosedError,
@@ -244,33 +245,135 @@ async def test_due_rows_come_earliest_first_and_without_the_sick(bench: Bench) -
     assert await bench.store.next_wake_ms() is None
 
 
-async def test_rows_are_listed_by_id_and_page_by_page(bench: Bench) -> None:
-    ids = [f"{kind}-{number:02}" for kind in ("order", "refund") for number in range(10)]
+def fill() -> list[CatalogRow]:
+    return [
+        row(
+            f"{kind}-{number:02}",
+            workflow_type=kind,
+            state=("completed", "sleeping", "pending")[number % 3],
+            created_at_ms=1_000 - number // 2,
+            attributes={"customer": number % 4, "is_new": number % 2 == 0} if number else {},
+            parent_id="order-00" if kind == "refund" else None,
+        )
+        for kind in ("refund", "order")
+        for number in range(10)
+    ]
+
+
+async def test_rows_are_listed_in_order_of_creation_and_page_by_page(bench: Bench) -> None:
+    rows = fill()
+    expected = sorted(rows, key=lambda each: (each.created_at_ms, each.workflow_id))
+    await bench.store.put_rows(rows)
+    pages: list[CatalogRow] = []
+    after: tuple[int, str] | None = None
+    while page := await bench.store.list_rows(after=after, limit=7):
+        pages += page
+        after = (page[-1].created_at_ms, page[-1].workflow_id)
+        await bench.store.delete(page[-1].workflow_id)  # paging goes on after a row that is gone
+    assert pages == expected
+    assert await bench.store.count_rows() == 20 - 3
+    assert await bench.store.list_rows(limit=0) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "belongs"),
+    [
+        ({"state": "completed"}, lambda each: each.state == "completed"),
+        ({"state": ["pending", "sleeping"]}, lambda each: each.state in ("pending", "sleeping")),
+        ({"state": []}, lambda each: False),
+        ({"workflow_type": "order"}, lambda each: each.workflow_type == "order"),
+        (
+            {"state": {"pending", "failed"}, "workflow_type": "refund"},
+            lambda each: each.state == "pending" and each.workflow_type == "refund",
+        ),
+        ({"created_before_ms": 998}, lambda each: each.created_at_ms < 998),
+        ({"parent_id": "order-00"}, lambda each: each.parent_id == "order-00"),
+        ({"attributes": {"customer": 1}}, lambda each: each.attributes.get("customer") == 1),
+        ({"attributes": {"customer": True}}, lambda each: False),
+        ({"attributes": {"customer": "1"}}, lambda each: False),
+        ({"attributes": {"is_new": True}}, lambda each: each.attributes.get("is_new") is True),
+        ({"attributes": {"is_new": 1}}, lambda each: False),
+        ({"attributes": {}}, lambda each: True),
+        (
+            {"attributes": {"customer": 2, "is_new": True}, "state": "sleeping", "created_before_ms": 999},
+            lambda each: (
+                each.attributes == {"customer": 2, "is_new": True}
+                and each.state == "sleeping"
+                and each.created_at_ms < 999
+            ),
+        ),
+    ],
+)
+async def test_rows_are_found_by_all_that_is_asked_for(
+    bench: Bench, options: dict[str, Any], belongs: Callable[[CatalogRow], bool]
+) -> None:
+    """Values of attributes are compared with their types: 1, True and "1" are three."""
+    rows = fill()
+    await bench.store.put_rows(rows)
+    expected = [each for each in sorted(rows, key=lambda each: (each.created_at_ms, each.workflow_id)) if belongs(each)]
+    assert await bench.store.list_rows(**options) == expected
+    assert await bench.store.count_rows(**options) == len(expected)
+    first = expected[:1]
+    if first:
+        after = (first[0].created_at_ms, first[0].workflow_id)
+        assert await bench.store.list_rows(**options, after=after, limit=3) == expected[1:4]
+    assert await (await bench.reopen()).list_rows(**options) == expected
+
+
+async def test_what_can_be_no_attribute_is_not_searched_for(bench: Bench) -> None:
+    with pytest.raises(InvalidAttributeError, match="customer"):
+        await bench.store.list_rows(attributes={"customer": [7]})  # type: ignore[dict-item]
+    with pytest.raises(InvalidAttributeError, match="customer"):
+        await bench.store.count_rows(attributes={"customer": b"7"})  # type: ignore[dict-item]
+
+
+async def test_due_rows_of_one_time_are_paged_by_id(bench: Bench) -> None:
+    """S46: however many are due at once, a page costs what it holds."""
+    await bench.store.put_rows([row(f"w-{number}", next_wake_ms=number // 5) for number in range(10)])
+    seen: list[str] = []
+    since_ms, after = 0, None
+    while page := await bench.store.find_due(1, limit=3, since_ms=since_ms, after=after):
+        seen += [each.workflow_id for each in page]
+        since_ms, after = page[-1].next_wake_ms or 0, page[-1].workflow_id
+    assert seen == [f"w-{number}" for number in range(10)]
+
+
+async def test_ended_rows_come_longest_unchanged_first(bench: Bench) -> None:
+    """What still has a duty (a wake), or cannot be read, is not among them."""
     await bench.store.put_rows(
         [
-            row(workflow_id, workflow_type=workflow_id.split("-")[0], state="sleeping" if number % 2 else "completed")
-            for number, workflow_id in enumerate(ids)
+            row("young", state="completed", next_wake_ms=None, updated_at_ms=50),
+            row("old", state="completed", next_wake_ms=None, updated_at_ms=10),
+            row("oldest", state="completed", next_wake_ms=None, updated_at_ms=5),
+            row("failed", state="failed", next_wake_ms=None, updated_at_ms=1),
+            row("owing", state="completed", next_wake_ms=0, updated_at_ms=1),
+            row("sick", state="completed", next_wake_ms=None, updated_at_ms=1, problem="storage: gone"),
+            row("asleep", state="sleeping", next_wake_ms=None, updated_at_ms=1),
         ]
     )
-    pages: list[str] = []
-    after: str | None = None
-    while page := await bench.store.list_rows(after=after, limit=7):
-        pages += [found.workflow_id for found in page]
-        after = pages[-1]
-    assert pages == ids
-    assert [found.workflow_id for found in await bench.store.list_rows(state="completed", after="order-05")] == [
-        "order-06", "order-08", "refund-00", "refund-02", "refund-04", "refund-06", "refund-08",
-    ]  # fmt: skip
-    found = await bench.store.list_rows(state="sleeping", workflow_type="refund", limit=2)
-    assert [each.workflow_id for each in found] == ["refund-01", "refund-03"]
-    assert [each.workflow_id for each in await bench.store.list_rows(workflow_type="order", after="order-08")] == [
-        "order-09"
-    ]
-    assert await bench.store.count_rows() == 20
-    assert await bench.store.count_rows(state="sleeping") == 10
-    assert await bench.store.count_rows(workflow_type="order") == 10
-    assert await bench.store.count_rows(state="completed", workflow_type="refund") == 5
-    assert await bench.store.count_rows(state="failed") == 0
+    found = await bench.store.find_ended("completed", 50, limit=9)
+    assert [each.workflow_id for each in found] == ["oldest", "old"]
+    assert [each.workflow_id for each in await bench.store.find_ended("completed", 50, limit=1)] == ["oldest"]
+    rest = await bench.store.find_ended("completed", 51, limit=9, after=(5, "oldest"))
+    assert [each.workflow_id for each in rest] == ["old", "young"]
+    assert await bench.store.find_ended("sleeping", 50, limit=9) == []
+
+
+async def test_the_owner_has_a_namespace_of_its_own(bench: Bench) -> None:
+    """It is no workflow: not listed, not counted, and there from the first use on."""
+    own = await bench.store.open_own()
+    assert await own.list(b"") == []
+    with pytest.raises(StoreBusyError):
+        await bench.store.open_own()
+    await own.batch(Batch(puts=[(b"key", b"1")]))
+    await own.aclose()
+    assert await bench.store.count_rows() == 0
+    store = await bench.reopen()
+    own = await store.open_own()
+    assert await own.get(b"key") == b"1"
+    await bench.reopen()  # closing the store closes it
+    with pytest.raises(DriverClosedError):
+        await own.get(b"key")
 
 
 async def test_a_second_owner_is_refused_and_harms_nothing(bench: Bench) -> None:
@@ -350,6 +453,99 @@ async def test_backups_openings_and_closings_do_not_get_in_each_others_way(bench
         copy = await SqliteDriver.open(tmp_path / f"{number}.sqlite")
         assert await copy.get(b"key") == b"1"
         await copy.aclose()
+
+
+def namespace(workflow_id: str, state: str, **more: bytes) -> Batch:
+    pairs = [
+        (layout.WORKFLOW_ID_KEY, workflow_id.encode()),
+        (layout.WORKFLOW_TYPE_KEY, b"order"),
+        (layout.STATE_KEY, state.encode()),
+        (layout.CREATED_AT_KEY, layout.encode_u64(77)),
+        (layout.ATTRIBUTES_KEY, encode_attributes({"customer": 7})),
+        *((name.encode(), value) for name, value in more.items()),
+    ]
+    return Batch(puts=pairs)
+
+
+async def make(store: Store, workflow_id: str, state: str = "running", **more: bytes) -> None:
+    driver = await store.open_driver(workflow_id, create=True)
+    await driver.batch(namespace(workflow_id, state, **more))
+    await driver.aclose()
+
+
+async def test_a_backup_of_everything_is_a_store_of_its_own(bench: Bench, tmp_path: Path) -> None:
+    """Workflows and the owner's own namespace, open or not; the catalog is read again from them."""
+    for workflow_id in STRANGE_IDS:
+        await make(bench.store, workflow_id, "sleeping", key=workflow_id.encode())
+    held = await bench.store.open_driver("ab")
+    own = await bench.store.open_own()
+    await own.batch(Batch(puts=[(b"key", b"own")]))
+    assert await bench.store.backup_all(tmp_path / "copy") == {}
+    await held.set(b"key", b"later")
+    await own.set(b"key", b"later")
+    await held.aclose()
+    await own.aclose()
+    for _ in range(2):
+        copy = FileStore(tmp_path / "copy")
+        await copy.acquire()
+        rows = await copy.list_rows()
+        assert sorted(found.workflow_id for found in rows) == sorted(STRANGE_IDS)
+        assert {(found.state, found.created_at_ms, found.problem) for found in rows} == {("sleeping", 77, None)}
+        assert await copy.count_rows(attributes={"customer": 7}) == len(STRANGE_IDS)
+        for workflow_id in STRANGE_IDS:
+            assert await read(copy, workflow_id) == workflow_id.encode()
+        own = await copy.open_own()
+        assert await own.get(b"key") == b"own"
+        await copy.aclose()
+    with pytest.raises(StorageError, match="copy") as caught:
+        await bench.store.backup_all(str(tmp_path / "copy"))
+    assert caught.value.path == str(tmp_path / "copy")
+    with pytest.raises(StorageError, match="missing"):
+        await bench.store.backup_all(tmp_path / "missing" / "copy")
+    assert set(os.listdir(tmp_path)) - {"data"} == {"copy"}
+
+
+async def test_a_backup_that_is_cancelled_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    await make(bench.store, "order-1")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bench.store.backup_all(tmp_path / "copy")
+    if scope.cancelled_caught:
+        assert set(os.listdir(tmp_path)) - {"data"} == set()
+    else:
+        assert set(os.listdir(tmp_path)) - {"data"} == {"copy"}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_rows_are_read_again_while_the_store_is_in_use(bench: Bench, is_open: bool) -> None:
+    """S50: a row that is missing, stale or wrong is right afterwards; a right one is left as it is."""
+    await make(bench.store, "lost", "sleeping")
+    await make(bench.store, "stale", "completed")
+    await make(bench.store, "right", "running")
+    await bench.store.put_rows(
+        [
+            row("stale", state="running", updated_at_ms=3, created_at_ms=5),
+            row("right", state="running", created_at_ms=77, attributes={"customer": 7}),
+            row("never made"),
+        ]
+    )
+    drivers = [await bench.store.open_driver(name) for name in ("lost", "stale", "right")] if is_open else []
+    assert await bench.store.reindex() == 2
+    lost, stale = await bench.store.get_row("lost"), await bench.store.get_row("stale")
+    assert lost is not None
+    assert stale is not None
+    # What is open may be about to want a wake that its user believes to be in the catalog.
+    assert (lost.state, lost.next_wake_ms, lost.attributes) == ("sleeping", 0 if is_open else None, {"customer": 7})
+    assert (stale.state, stale.next_wake_ms, stale.created_at_ms) == ("completed", 0 if is_open else None, 77)
+    assert await bench.store.get_row("right") == row(
+        "right", state="running", created_at_ms=77, attributes={"customer": 7}
+    )
+    assert await bench.store.get_row("never made") == row("never made")
+    assert await bench.store.count_rows(attributes={"customer": 7}) == 3
+    assert await bench.store.reindex() == 0
+    for driver in drivers:
+        await driver.aclose()
+    assert await bench.store.reindex() == (2 if is_open else 0)
 
 
 async def test_it_says_where_a_workflow_lies(bench: Bench) -> None:

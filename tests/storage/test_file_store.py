@@ -384,3 +384,51 @@ async def test_a_deletion_that_was_half_done_is_finished_by_the_next_call(
         await store.delete("order-1")
         await spawn(store, "order-1")
         assert await read(store, "order-1") == b"order-1"
+
+
+# The owner's own file.
+
+
+async def test_the_owners_own_file_is_made_when_it_is_first_asked_for(data: Path) -> None:
+    async with opened(data) as store:
+        assert not (data / "own.sqlite").exists()
+        own = await store.open_own()
+        await own.set(b"key", b"1")
+        await own.aclose()
+        assert (data / "own.sqlite").exists()
+    (data / "own.sqlite").unlink()
+    async with opened(data) as store:
+        own = await store.open_own()
+        assert await own.list(b"") == []
+        await own.aclose()
+
+
+@pytest.mark.parametrize("how", ["garbage", "short", "empty"])
+async def test_a_damaged_own_file_is_set_aside_and_named_until_it_is_mended(data: Path, how: str) -> None:
+    """S41: it is never begun afresh behind anybody's back, and the workflows do not notice."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        own = await store.open_own()
+        await own.set(b"key", b"1")
+        await own.aclose()
+    good = damage(data / "own.sqlite", how)
+    for _ in range(2):
+        async with opened(data) as store:
+            with pytest.raises(CorruptStoreError, match=r"own\.sqlite.* set aside"):
+                await store.open_own()
+            assert await read(store, "order-1") == b"order-1"
+    (data / "own.sqlite").write_bytes(good)
+    async with opened(data) as store:
+        own = await store.open_own()
+        assert await own.get(b"key") == b"1"
+        await own.aclose()
+
+
+async def test_an_own_file_that_was_half_made_is_cleared_away(data: Path) -> None:
+    """S39: killed while it was made, for the first time."""
+    async with opened(data):
+        pass
+    (data / "own.sqlite.new-7-1").write_bytes(b"half")
+    async with opened(data) as store:
+        assert not any(path.name.startswith("own.sqlite") for path in data.iterdir())
+        await (await store.open_own()).aclose()

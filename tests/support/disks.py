@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike
 from pathlib import Path
@@ -125,24 +125,30 @@ class WatchedStore:
         self.check()
         return await self.inner.get_row(workflow_id)
 
-    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+    async def find_due(self, now_ms: int, **options: Any) -> Sequence[CatalogRow]:
         await trio.sleep(self.look_s)
         self.check()
-        return await self.inner.find_due(now_ms, limit=limit, since_ms=since_ms)
+        return await self.inner.find_due(now_ms, **options)
+
+    async def find_ended(self, state: str, before_ms: int, **options: Any) -> Sequence[CatalogRow]:
+        self.check()
+        return await self.inner.find_ended(state, before_ms, **options)
 
     async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
         self.check()
         return await self.inner.next_wake_ms(since_ms=since_ms)
 
-    async def list_rows(
-        self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100
-    ) -> Sequence[CatalogRow]:
+    async def list_rows(self, **options: Any) -> Sequence[CatalogRow]:
         self.check()
-        return await self.inner.list_rows(state=state, workflow_type=workflow_type, after=after, limit=limit)
+        return await self.inner.list_rows(**options)
 
-    async def count_rows(self, *, state: str | None = None, workflow_type: str | None = None) -> int:
+    async def count_rows(self, **options: Any) -> int:
         self.check()
-        return await self.inner.count_rows(state=state, workflow_type=workflow_type)
+        return await self.inner.count_rows(**options)
+
+    async def open_own(self) -> Driver:
+        self.check()
+        return await self.inner.open_own()
 
     async def delete(self, workflow_id: str) -> None:
         self.before()
@@ -154,6 +160,14 @@ class WatchedStore:
     async def backup(self, workflow_id: str, target: str | PathLike[str]) -> None:
         self.check()
         await self.inner.backup(workflow_id, target)
+
+    async def backup_all(self, target: str | PathLike[str]) -> Mapping[str, str]:
+        self.check()
+        return await self.inner.backup_all(target)
+
+    async def reindex(self) -> int:
+        self.check()
+        return await self.inner.reindex()
 
     def describe(self, workflow_id: str) -> str:
         return self.inner.describe(workflow_id)

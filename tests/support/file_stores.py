@@ -38,6 +38,7 @@ async def spawn(
             (layout.WORKFLOW_ID_KEY, workflow_id.encode()),
             (layout.WORKFLOW_TYPE_KEY, b"order"),
             (layout.STATE_KEY, state.encode()),
+            (layout.CREATED_AT_KEY, layout.encode_u64(1_000)),
             (b"\x99", workflow_id.encode()),
         ]
     )

@@ -13,14 +13,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from perdure.storage import Batch, CatalogRow, Driver, StorageError, Store, layout
+from perdure.storage.attributes import Scalar, decode_attributes
 from perdure.storage.driver import nowait_batch
+from perdure.storage.wake import wake_of
 from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
 from perdure.workflow.states import TERMINAL_STATES, WorkflowState
@@ -41,7 +43,6 @@ _log = logging.getLogger("perdure.actors")
 
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
 _SLEEPING: Final = WorkflowState.SLEEPING.value
-_ROLLING_BACK: Final = WorkflowState.ROLLING_BACK.value
 
 
 def _order(wake_ms: int | None) -> int:
@@ -112,34 +113,37 @@ class CatalogKeeper:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What of a workflow is durable and bears on its next wake."""
+    """What of a workflow is durable and bears on its row: its next wake, and by what it is found.
+
+    Attributes:
+        attributes: By what it is found, if that changed since the row was read.
+    """
 
     state: str
     alarm_ms: int | None
     mail: int
+    attributes: Mapping[str, Scalar] | None = None
 
     def after(self, batch: Batch) -> _Standing:
         """The same once this batch is written."""
-        state, alarm_ms, mail = self.state, self.alarm_ms, self.mail
+        state, alarm_ms, mail, attributes = self.state, self.alarm_ms, self.mail, self.attributes
         for key, value in batch.puts:
             if key == layout.STATE_KEY:
                 state = value.decode()
             elif key.startswith(layout.MAILBOX_PREFIX):
                 mail += 1
+            elif key == layout.ATTRIBUTES_KEY:
+                attributes = decode_attributes(value)
         for key in batch.deletes:
             if key.startswith(layout.MAILBOX_PREFIX):
                 mail -= 1
         if batch.alarm is not None:
             alarm_ms = batch.alarm.wake_at_ms
-        return _Standing(state, alarm_ms, mail)
+        return _Standing(state, alarm_ms, mail, attributes)
 
     def wake_ms(self, *, wants_mail: bool) -> int | None:
         """When the workflow wants to be activated."""
-        if self.state in _TERMINAL:
-            return None
-        if self.state == _ROLLING_BACK:  # with an alarm, it waits for a handler's next attempt, and for no message
-            return self.alarm_ms or 0
-        return self.alarm_ms if self.state == _SLEEPING and not wants_mail else 0
+        return wake_of(self.state, self.alarm_ms, wants_mail=wants_mail)
 
 
 class CatalogedDriver:
@@ -187,12 +191,15 @@ class CatalogedDriver:
         is_wanted = standing.state == _SLEEPING and self._wants_mail(standing)
         wake_ms = row.next_wake_ms if is_wanted else standing.wake_ms(wants_mail=False)
         mail_waiting = standing.mail > 0
-        if (row.state, row.next_wake_ms, row.mail_waiting) != (standing.state, wake_ms, mail_waiting):
+        attributes = row.attributes if standing.attributes is None else standing.attributes
+        found = (row.state, row.next_wake_ms, row.mail_waiting, row.attributes)
+        if found != (standing.state, wake_ms, mail_waiting, attributes):
             self.row = replace(
                 row,
                 state=standing.state,
                 next_wake_ms=wake_ms,
                 mail_waiting=mail_waiting,
+                attributes=attributes,
                 updated_at_ms=self._keeper.now_ms(),
             )
             self._keeper.put_later(self.row)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,8 @@ from perdure.actors.gates import Gates
 from perdure.actors.parks import LateParks
 from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
+from perdure.storage.attributes import decode_attributes
+from perdure.storage.rebuild import parent_id_of
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
 from perdure.workflow.asyncio_thread import AsyncioThread, asyncio_home
@@ -224,7 +227,18 @@ class Residents:
 
     async def _create(self, definition: Workflow[Any, Any], workflow_id: str, input: object, birth: Birth) -> Actor:
         now_ms = self._clock.now_ms()
-        row = CatalogRow(workflow_id, definition.name, WorkflowState.PENDING.value, 0, False, now_ms, now_ms)
+        birth = replace(birth, created_at_ms=now_ms)
+        row = CatalogRow(
+            workflow_id,
+            definition.name,
+            WorkflowState.PENDING.value,
+            0,
+            False,
+            now_ms,
+            now_ms,
+            attributes={} if birth.attributes is None else decode_attributes(birth.attributes),
+            parent_id=None if birth.parent is None else parent_id_of(birth.parent),
+        )
         await self._keeper.put(row)
         driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
         try:

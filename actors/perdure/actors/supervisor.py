@@ -28,7 +28,8 @@ from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.errors import WorkflowExistsError
 from perdure.actors.handle import ActorHandle
 from perdure.actors.residents import Residents
-from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value, encode_value
+from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value
+from perdure.storage.attributes import encode_attributes
 from perdure.workflow import (
     Clock,
     Context,
@@ -250,7 +251,8 @@ class Supervisor:
             input: What its function gets; anything that a step could return, and what the annotation of its parameter says.
             start_at: Not before this time (seconds since the epoch, or a `datetime` with a timezone) does anything run.
             deadline: At this time, given likewise, the workflow fails unless it has ended.
-            attributes: By what it can be found: text, numbers, booleans or `None`, by name.
+            attributes: By what it can be found: at most 64 names of at most 512 bytes, each with text (at most 1,024 bytes), a
+                number, a boolean or `None`.
 
             The last three are for a workflow that is made; one that exists keeps what it has.
 
@@ -409,7 +411,7 @@ def _birth(
     return Birth(
         start_at_ms=None if start_at is None else check_when_ms(start_at, "spawn"),
         deadline_ms=None if deadline is None else check_when_ms(deadline, "spawn"),
-        attributes=None if attributes is None else encode_value(dict(attributes)),
+        attributes=encode_attributes(attributes) if attributes else None,
     )
 
 

@@ -4,6 +4,7 @@ A driver keeps the namespace of one workflow; a store keeps many, and a catalog 
 """
 
 from perdure.storage import layout as layout
+from perdure.storage.attributes import InvalidAttributeError
 from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver, NowaitDriver
 from perdure.storage.errors import (
     BatchRefusedError,
@@ -53,6 +54,7 @@ __all__ = [
     "ErrorValue",
     "FileStore",
     "FormatVersionError",
+    "InvalidAttributeError",
     "MAX_KV_BATCH_ENTRIES",
     "MAX_KV_BATCH_PAYLOAD_BYTES",
     "MemoryDriver",

@@ -4,8 +4,8 @@
    was written survives the death of the process, and a power cut may take the last of it. Whether that can have
    happened is decided from `meta` (see `Meta`), and then the catalog is rebuilt (`rebuild.py`), never repaired.
 2. Each method is one transaction. None of them opens a workflow's file.
-3. Due rows, lists and counts are answered from indexes; no question costs more than its answer, but for the count of
-   all rows.
+3. Due rows, lists and counts are answered from indexes (`catalog_questions.py`); no question costs more than its answer,
+   but for the count of all rows.
 4. `files` says which file of a workflow is current. It is apart from `workflows` because the store owns the one and the
    supervisor the other: a row may come before its file and a file before its row.
 
@@ -22,24 +22,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perdure.storage import catalog_questions
+from perdure.storage.catalog_rows import corrected, get_row, put_row, remove_row, row_of, select_rows, storable
 from perdure.storage.catalog_schema import (
     APPLICATION_ID,
-    COLUMNS,
     FIND_DUE,
+    FIND_ENDED,
     INTEGER_MAX,
     NEXT_WAKE,
     PAGE_BYTES,
-    PUT,
     SCHEMA,
     SCHEMA_VERSION,
     SELECT_FILE,
     STORAGE_PROBLEM,
-    UPDATE,
     WAL_BYTES_MAX,
 )
 from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.errors import CorruptStoreError, StorageError, StoreBusyError
 from perdure.storage.process_lock import keep_in_fork, release_from_fork
+from perdure.storage.question import Question
 from perdure.storage.store import CatalogRow
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Catalog:
         """Add what a rebuild found, inside its transaction."""
         with _errors(self._path):
             for row, record in rows:
-                self._connection.execute(PUT, _values(row))
+                put_row(self._connection, row)
                 self._connection.execute(
                     "INSERT INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
                 )
@@ -193,6 +194,10 @@ class Catalog:
         """Whether a file of this name is current."""
         return self._record("f.file = ?", name) is not None
 
+    def list_files(self, after: str, limit: int) -> list[FileRecord]:
+        """The current files, in order of workflow id, those after the id `after`, at most `limit`."""
+        return self._records(f"{SELECT_FILE} WHERE f.workflow_id > ? ORDER BY f.workflow_id LIMIT ?", (after, limit))
+
     def put_file(self, record: FileRecord) -> None:
         """Say which file of a workflow is current."""
         with _errors(self._path), self._transaction():
@@ -202,21 +207,32 @@ class Catalog:
 
     def move(self, record: FileRecord, workflow_id: str) -> FileRecord:
         """Give a file, and its row unless there is one already, to another id."""
-        moved = replace(record, workflow_id=workflow_id)
         with _errors(self._path), self._transaction():
-            for table in ("files", "workflows"):
-                self._connection.execute(
-                    f"UPDATE OR IGNORE {table} SET workflow_id = ? WHERE workflow_id = ?",
-                    (workflow_id, record.workflow_id),
-                )
-            self._connection.execute("DELETE FROM workflows WHERE workflow_id = ?", (record.workflow_id,))
-        return moved
+            self._connection.execute(
+                "UPDATE OR IGNORE files SET workflow_id = ? WHERE workflow_id = ?", (workflow_id, record.workflow_id)
+            )
+            row, taken = (get_row(self._connection, each) for each in (record.workflow_id, workflow_id))
+            if row is not None:
+                remove_row(self._connection, row.workflow_id)
+                if taken is None:
+                    put_row(self._connection, replace(row, workflow_id=workflow_id))
+        return replace(record, workflow_id=workflow_id)
 
     def settle(self, row: CatalogRow, record: FileRecord) -> None:
         """Replace a row with what its file turned out to say; when the workflow was made stays as it was known."""
         with _errors(self._path), self._transaction():
             created = self._value("SELECT created_at_ms FROM workflows WHERE workflow_id = ?", record.workflow_id)
-            self._connection.execute(PUT, _values(row if created is None else replace(row, created_at_ms=created)))
+            put_row(self._connection, row if created is None else replace(row, created_at_ms=created))
+
+    def correct(self, before: CatalogRow | None, read: CatalogRow, *, is_open: bool) -> bool:
+        """Make a row what its namespace calls for, unless it changed since it was `before`; whether that changed it."""
+        with _errors(self._path), self._transaction():
+            if get_row(self._connection, read.workflow_id) != before:
+                return False
+            row = corrected(before, storable(read), is_open=is_open)
+            if row != before:
+                put_row(self._connection, row)
+            return row != before
 
     def clear_problem(self, workflow_id: str) -> None:
         """Clear the problem of a row, if there is one, and make the workflow due at once."""
@@ -261,7 +277,8 @@ class Catalog:
     def finish_delete(self, workflow_id: str) -> None:
         """Remove all that is known of a workflow."""
         with _errors(self._path), self._transaction():
-            for table in ("workflows", "files", "deletions"):
+            remove_row(self._connection, workflow_id)
+            for table in ("files", "deletions"):
                 self._connection.execute(f"DELETE FROM {table} WHERE workflow_id = ?", (workflow_id,))
 
     # What the supervisor keeps: the methods of `Store`.
@@ -270,19 +287,23 @@ class Catalog:
         """Insert or replace rows; all of them or none."""
         with _errors(self._path), self._transaction():
             for row in rows:
-                values = _values(row)
-                # Nearly always the row is there, with this type: naming no column of an index leaves that index alone.
-                if self._connection.execute(UPDATE, values).rowcount == 0:
-                    self._connection.execute(PUT, values)
+                put_row(self._connection, row)
 
     def get_row(self, workflow_id: str) -> CatalogRow | None:
         """The row of one workflow, or `None`."""
-        rows = self._rows(f"SELECT {COLUMNS} FROM workflows WHERE workflow_id = ?", (workflow_id,))
-        return rows[0] if rows else None
+        with _errors(self._path):
+            return get_row(self._connection, workflow_id)
 
-    def find_due(self, now_ms: int, limit: int, since_ms: int = 0) -> list[CatalogRow]:
-        """Rows without a problem that are due, and were not before `since_ms`, earliest first."""
-        return self._rows(FIND_DUE, (min(since_ms, INTEGER_MAX), min(now_ms, INTEGER_MAX), limit))
+    def find_due(self, now_ms: int, limit: int, since_ms: int = 0, after: str | None = None) -> list[CatalogRow]:
+        """Rows without a problem that are due, and were not before `since_ms`, earliest first, then in order of ids."""
+        return self._rows(FIND_DUE, min(since_ms, INTEGER_MAX), after or "", min(now_ms, INTEGER_MAX), max(limit, 0))
+
+    def find_ended(
+        self, state: str, before_ms: int, limit: int, after: tuple[int, str] | None = None
+    ) -> list[CatalogRow]:
+        """Rows in a terminal state that have no duty and no problem and did not change since, longest unchanged first."""
+        updated, workflow_id = after or (-INTEGER_MAX, "")
+        return self._rows(FIND_ENDED, state, min(before_ms, INTEGER_MAX), updated, workflow_id, max(limit, 0))
 
     def next_wake_ms(self, since_ms: int = 0) -> int | None:
         """The earliest wake, from `since_ms` on, of all rows without a problem, or `None`."""
@@ -290,21 +311,16 @@ class Catalog:
             found: int | None = self._value(NEXT_WAKE, min(since_ms, INTEGER_MAX))
             return found
 
-    def list_rows(
-        self, *, state: str | None, workflow_type: str | None, after: str | None, limit: int
-    ) -> list[CatalogRow]:
-        """Rows in order of workflow id."""
-        where, values = _where(("state =", state), ("workflow_type =", workflow_type), ("workflow_id >", after))
-        return self._rows(
-            f"SELECT {COLUMNS} FROM workflows{where} ORDER BY workflow_id LIMIT ?", (*values, max(limit, 0))
-        )
-
-    def count_rows(self, *, state: str | None, workflow_type: str | None) -> int:
-        """How many rows there are."""
-        where, values = _where(("state =", state), ("workflow_type =", workflow_type))
+    def list_rows(self, question: Question, limit: int) -> list[CatalogRow]:
+        """Rows in order of creation."""
         with _errors(self._path):
-            found: int = self._value(f"SELECT count(*) FROM workflows{where}", *values)
-            return found
+            found = catalog_questions.select(self._connection, question, limit)
+        return [row_of(each) for each in found]
+
+    def count_rows(self, question: Question) -> int:
+        """How many rows there are."""
+        with _errors(self._path):
+            return catalog_questions.count(self._connection, question)
 
     # The file.
 
@@ -336,13 +352,9 @@ class Catalog:
         found = self._connection.execute(statement, values).fetchone()
         return None if found is None else found[0]
 
-    def _rows(self, statement: str, values: tuple[object, ...]) -> list[CatalogRow]:
+    def _rows(self, statement: str, *values: object) -> list[CatalogRow]:
         with _errors(self._path):
-            found = self._connection.execute(statement, values).fetchall()
-        return [
-            CatalogRow(workflow_id, workflow_type, state, wake, mail != 0, created, updated, problem)
-            for workflow_id, workflow_type, state, wake, mail, created, updated, problem in found
-        ]
+            return select_rows(self._connection, statement, values)
 
     def _record(self, condition: str, *values: object) -> FileRecord | None:
         records = self._records(f"{SELECT_FILE} WHERE {condition}", values)
@@ -365,29 +377,6 @@ class Catalog:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-
-
-def _where(*conditions: tuple[str, str | None]) -> tuple[str, list[str]]:
-    wanted = [(column, value) for column, value in conditions if value is not None]
-    text = " AND ".join(f"{column} ?" for column, _ in wanted)
-    return (f" WHERE {text}" if text else ""), [value for _, value in wanted]
-
-
-def _values(row: CatalogRow) -> tuple[object, ...]:
-    # SQLite's integers are signed: an alarm past 2**63 wakes earlier, which the catalog may do.
-    wake = None if row.next_wake_ms is None else min(row.next_wake_ms, INTEGER_MAX)
-    # A problem quotes file names and user code, which may hold what UTF-8 cannot.
-    problem = None if row.problem is None else row.problem.encode(errors="backslashreplace").decode()
-    return (
-        row.workflow_id,
-        row.workflow_type,
-        row.state,
-        wake,
-        row.mail_waiting,
-        row.created_at_ms,
-        row.updated_at_ms,
-        problem,
-    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
     format            the format's version, as JSON; written once, durably, before anything else
     lock              held while a process owns the directory (`process_lock.py`)
     catalog.sqlite    an index over all workflows (`catalog.py`)
+    own.sqlite        what belongs to the owner and to no workflow; made when it is first asked for
     workflows/        one SQLite file per workflow (`naming.py` for the names)
 
 1. A directory without `format` is taken only when nothing but our own beginnings is in it, so that a wrong path never
@@ -118,6 +119,7 @@ class DataDirectory:
         self.lock: Path = self.path / "lock"
         self.format: Path = self.path / "format"
         self.catalog: Path = self.path / "catalog.sqlite"
+        self.own: Path = self.path / "own.sqlite"
         self.workflows: Path = self.path / "workflows"
         self._host = host
 

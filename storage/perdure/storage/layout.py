@@ -22,6 +22,7 @@ __all__ = [
     "ALARM_KEY",
     "ATTRIBUTES_KEY",
     "COMPLETION_SEQUENCE_KEY",
+    "CREATED_AT_KEY",
     "DEDUP_PREFIX",
     "DETAIL_PREFIX",
     "ERROR_KEY",
@@ -142,6 +143,8 @@ FORMAT_VERSION_KEY: Final = pack((_OWN, 11))
 """u64: the version of this layout."""
 PASSABLE_KEY: Final = pack((_OWN, 12))
 """CBOR list of pairs of entry ids: the code may pass over what was recorded after the first, up to the second."""
+CREATED_AT_KEY: Final = pack((_OWN, 17))
+"""When a supervisor made the workflow: u64, milliseconds since the epoch."""
 
 
 class NumberEncodeError(EncodeError):

@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import trio
+
+from perdure.storage.attributes import Scalar
+from perdure.storage.backups import NewBackup
+from perdure.storage.blocking import Blocking
+from perdure.storage.catalog_rows import corrected
 from perdure.storage.driver import Batch, Driver, nowait_batch
 from perdure.storage.errors import (
     DriverClosedError,
@@ -22,14 +28,21 @@ from perdure.storage.errors import (
     StoreBusyError,
     StoreLockedError,
 )
+from perdure.storage.layout import MAILBOX_PREFIX
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.naming import check_workflow_id
+from perdure.storage.naming import check_workflow_id, file_name
+from perdure.storage.question import Question
+from perdure.storage.rebuild import rebuild_row
 from perdure.storage.store import CatalogRow
+from perdure.storage.wake import TERMINAL_STATES
 
 __all__ = ["DriverFactory", "MemoryStore"]
 
+_OWN = ""
+"""What the owner's own namespace goes by among the workflows, of which none has an empty id."""
+
 DriverFactory: TypeAlias = Callable[[str, dict[bytes, bytes]], Driver]
-"""Makes the driver of a workflow: takes its id and its bytes, which the driver has to work on and not copy."""
+"""Makes the driver of a workflow: takes its id (empty: the owner's own) and its bytes, to work on and not to copy."""
 
 
 def _memory_driver(workflow_id: str, data: dict[bytes, bytes]) -> Driver:
@@ -40,6 +53,7 @@ def _memory_driver(workflow_id: str, data: dict[bytes, bytes]) -> Driver:
 class _Disk:
     namespaces: dict[str, dict[bytes, bytes]] = field(default_factory=dict[str, dict[bytes, bytes]])
     rows: dict[str, CatalogRow] = field(default_factory=dict[str, CatalogRow])
+    own: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     owner: MemoryStore | None = None
 
 
@@ -69,6 +83,7 @@ class MemoryStore:
         disk, self._disk = self._disk, _Disk()
         # Drivers of a factory may go on writing into the dictionaries they have; the successor takes copies.
         disk.namespaces = {workflow_id: dict(data) for workflow_id, data in disk.namespaces.items()}
+        disk.own = dict(disk.own)
         if disk.owner is self:
             disk.owner = None
         for driver in self._drivers.values():
@@ -121,11 +136,35 @@ class MemoryStore:
         self._check_owned()
         return self._disk.rows.get(workflow_id)
 
-    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
-        """Rows without a problem whose `since_ms <= next_wake_ms <= now_ms`, earliest first."""
+    async def find_due(
+        self, now_ms: int, *, limit: int, since_ms: int = 0, after: str | None = None
+    ) -> Sequence[CatalogRow]:
+        """Rows without a problem that are due, earliest first; see `Store.find_due`."""
         self._check_owned()
-        waking = [(wake, row) for wake, row in self._waking() if since_ms <= wake <= now_ms]
-        return [row for _, row in heapq.nsmallest(max(limit, 0), waking, key=lambda item: item[0])]
+        first = (since_ms, after or "")
+        waking = [
+            (wake, row.workflow_id, row)
+            for wake, row in self._waking()
+            if wake <= now_ms and (wake, row.workflow_id) > first
+        ]
+        return [row for _, _, row in heapq.nsmallest(max(limit, 0), waking, key=lambda item: item[:2])]
+
+    async def find_ended(
+        self, state: str, before_ms: int, *, limit: int, after: tuple[int, str] | None = None
+    ) -> Sequence[CatalogRow]:
+        """Rows of ended workflows that did not change since, oldest first; see `Store.find_ended`."""
+        self._check_owned()
+        rows = [
+            row
+            for row in self._disk.rows.values()
+            if row.state == state
+            and state in TERMINAL_STATES
+            and row.next_wake_ms is None
+            and row.problem is None
+            and row.updated_at_ms < before_ms
+            and (after is None or (row.updated_at_ms, row.workflow_id) > after)
+        ]
+        return heapq.nsmallest(max(limit, 0), rows, key=lambda row: (row.updated_at_ms, row.workflow_id))
 
     async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
         """The earliest `next_wake_ms >= since_ms` of all rows without a problem, or `None`."""
@@ -133,17 +172,32 @@ class MemoryStore:
         return min((wake for wake, _ in self._waking() if wake >= since_ms), default=None)
 
     async def list_rows(
-        self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100
+        self,
+        *,
+        state: str | Collection[str] | None = None,
+        workflow_type: str | None = None,
+        created_before_ms: int | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        parent_id: str | None = None,
+        after: tuple[int, str] | None = None,
+        limit: int = 100,
     ) -> Sequence[CatalogRow]:
-        """Rows in order of workflow id, those after the id `after`, at most `limit`."""
-        self._check_owned()
-        rows = [row for row in self._matching(state, workflow_type) if after is None or row.workflow_id > after]
-        return heapq.nsmallest(max(limit, 0), rows, key=lambda row: row.workflow_id)
+        """Rows for which all that is given holds, in order of creation; see `Store.list_rows`."""
+        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id, after)
+        rows = self._matching(question)
+        return heapq.nsmallest(max(limit, 0), rows, key=lambda row: (row.created_at_ms, row.workflow_id))
 
-    async def count_rows(self, *, state: str | None = None, workflow_type: str | None = None) -> int:
-        """How many rows there are."""
-        self._check_owned()
-        return len(self._matching(state, workflow_type))
+    async def count_rows(
+        self,
+        *,
+        state: str | Collection[str] | None = None,
+        workflow_type: str | None = None,
+        created_before_ms: int | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        parent_id: str | None = None,
+    ) -> int:
+        """How many rows `list_rows` would give without a limit."""
+        return len(self._matching(Question.of(state, workflow_type, created_before_ms, attributes, parent_id)))
 
     async def delete(self, workflow_id: str) -> None:
         """Remove a workflow's namespace and row; an unknown id is not an error.
@@ -156,6 +210,17 @@ class MemoryStore:
         self._disk.namespaces.pop(workflow_id, None)
         self._disk.rows.pop(workflow_id, None)
 
+    async def open_own(self) -> Driver:
+        """Open the owner's own namespace; see `Store.open_own`.
+
+        Raises:
+            StoreBusyError: It is already open.
+        """
+        self._check_owned()
+        self._check_not_open(_OWN)
+        driver = self._drivers[_OWN] = _HeldDriver(self._factory(_OWN, self._disk.own))
+        return driver
+
     async def backup(self, workflow_id: str, target: str | os.PathLike[str]) -> None:
         """Write a copy of one namespace to `target`, as the SQLite file that `SqliteDriver` would hold it in.
 
@@ -163,20 +228,46 @@ class MemoryStore:
             NamespaceNotFoundError: There is no such workflow.
             StorageError: `target` exists or cannot be written.
         """
-        from perdure.storage.sqlite import SqliteDriver
-
         self._check_owned()
         data = self._disk.namespaces.get(workflow_id)
         if data is None:
             raise NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)
-        pairs = sorted(data.items())
-        if _exists(target):
-            raise StorageError(f"{os.fspath(target)} exists; give the path of a new file", path=os.fspath(target))
-        driver = await SqliteDriver.open(target, create=True, commit_in="inline")
-        try:
-            await driver.batch(Batch(puts=pairs))
-        finally:
-            await driver.aclose()
+        await _write_file(target, data)
+
+    async def backup_all(self, target: str | os.PathLike[str]) -> Mapping[str, str]:
+        """Write everything to a new directory, which a `FileStore` can be opened on; see `Store.backup_all`.
+
+        Raises:
+            StorageError: `target` exists or cannot be written.
+        """
+        self._check_owned()
+        async with NewBackup(target, Blocking(trio.CapacityLimiter(1), inline=True)) as backup:
+            for number, (workflow_id, data) in enumerate(sorted(self._disk.namespaces.items())):
+                name = file_name(workflow_id, session=1, count=number)
+                await _write_file(backup.workflow(name), data)
+            await _write_file(backup.own, self._disk.own)
+        return {}
+
+    async def reindex(self) -> int:
+        """Read all rows again from the namespaces; see `Store.reindex`.
+
+        Raises:
+            DecodeError: A namespace is not what its keys say.
+        """
+        self._check_owned()
+        changed = 0
+        for workflow_id, data in self._disk.namespaces.items():
+            current = self._disk.rows.get(workflow_id)
+            since = (0, 0) if current is None else (current.created_at_ms, current.updated_at_ms)
+            mail_waiting = any(key.startswith(MAILBOX_PREFIX) for key in data)
+            read = rebuild_row(data, mail_waiting=mail_waiting, created_at_ms=since[0], updated_at_ms=since[1])
+            if read is not None:
+                driver = self._drivers.get(workflow_id)
+                row = corrected(current, read, is_open=driver is not None and not driver.closed)
+                if row != current:
+                    self._disk.rows[workflow_id] = row
+                    changed += 1
+        return changed
 
     def describe(self, workflow_id: str) -> str:
         """Where a person finds this workflow's data."""
@@ -208,12 +299,21 @@ class MemoryStore:
             if row.problem is None and row.next_wake_ms is not None
         ]
 
-    def _matching(self, state: str | None, workflow_type: str | None) -> list[CatalogRow]:
-        return [
-            row
-            for row in self._disk.rows.values()
-            if (state is None or row.state == state) and (workflow_type is None or row.workflow_type == workflow_type)
-        ]
+    def _matching(self, question: Question) -> list[CatalogRow]:
+        self._check_owned()
+        return [row for row in self._disk.rows.values() if question.matches(row)]
+
+
+async def _write_file(target: str | os.PathLike[str], data: Mapping[bytes, bytes]) -> None:
+    from perdure.storage.sqlite import SqliteDriver
+
+    if _exists(target):
+        raise StorageError(f"{os.fspath(target)} exists; give the path of a new file", path=os.fspath(target))
+    driver = await SqliteDriver.open(target, create=True, commit_in="inline")
+    try:
+        await driver.batch(Batch(puts=sorted(data.items())))
+    finally:
+        await driver.aclose()
 
 
 def _exists(path: str | os.PathLike[str]) -> bool:

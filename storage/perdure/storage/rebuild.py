@@ -1,7 +1,7 @@
 """A catalog, read again from the workflow files.
 
-1. Which row a namespace gets is decided by `rebuild_row`, from a few of its keys alone: a workflow that was active is
-   due at once, a sleeping one at its alarm (at once when mail waits), a terminal one never. Too early is harmless.
+1. Which row a namespace gets is decided by `rebuild_row`, from a few of its keys alone; when it is woken, by the same
+   function (`wake.py`) as while it runs. Too early is harmless.
 2. Nothing that has content is removed. A file that cannot be read, or that names no workflow, becomes a row with a
    problem, under its own id where the old catalog still knows it, else under `?` and the file's name.
 3. What is removed was never acknowledged or is already deleted: an empty namespace (its first batch never came), a
@@ -16,37 +16,50 @@ Rejected: reading the files when the old catalog seems whole, and comparing. It 
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import trio
 
+from perdure.storage.attributes import decode_attributes
 from perdure.storage.catalog import Catalog, FileRecord
 from perdure.storage.catalog_schema import STORAGE_PROBLEM
-from perdure.storage.descriptors import OutOfDescriptorsError, out_of_descriptors
+from perdure.storage.descriptors import OutOfDescriptorsError
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, PerdureError, StorageError
 from perdure.storage.keys import prefix_end
 from perdure.storage.layout import (
     ALARM_KEY,
+    ATTRIBUTES_KEY,
+    CREATED_AT_KEY,
     MAILBOX_PREFIX,
+    PARENT_KEY,
     STATE_KEY,
     WORKFLOW_ID_KEY,
     WORKFLOW_TYPE_KEY,
     decode_u64,
 )
 from perdure.storage.naming import FileName, name_stem, parse_file_name, unknown_id
+from perdure.storage.old_catalog import OldCatalog
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.store import CatalogRow
+from perdure.storage.values import decode_value
+from perdure.storage.wake import wake_of
 
-__all__ = ["OldCatalog", "OpenFile", "read_row", "rebuild_catalog", "rebuild_row", "sweep"]
+__all__ = ["ROW_KEYS", "OpenFile", "parent_id_of", "problem_row", "read_row", "rebuild_catalog", "rebuild_row", "sweep"]
 
-TERMINAL_STATES = frozenset({"completed", "failed", "cancelled"})
-_ROW_KEYS = (WORKFLOW_ID_KEY, WORKFLOW_TYPE_KEY, STATE_KEY, ALARM_KEY)
+ROW_KEYS = (
+    WORKFLOW_ID_KEY,
+    WORKFLOW_TYPE_KEY,
+    STATE_KEY,
+    ALARM_KEY,
+    ATTRIBUTES_KEY,
+    PARENT_KEY,
+    CREATED_AT_KEY,
+)
+"""What of a namespace, beside its mailbox, a row says something of."""
 _ROWS_AT_ONCE = 200
 _COMPANIONS = ("-wal", "-shm", "-journal")
 _SET_ASIDE = ".corrupt-"
@@ -62,9 +75,9 @@ def rebuild_row(
     """The catalog row that a namespace calls for.
 
     Args:
-        pairs: What is stored at the workflow's id, type, state and alarm; missing keys are left out.
+        pairs: What is stored at `ROW_KEYS`; missing keys are left out.
         mail_waiting: Whether there is any message in its mailbox.
-        created_at_ms: When the file was made, as far as that is known.
+        created_at_ms: When it was made, as far as that is known, should it not say so itself.
         updated_at_ms: When it last changed.
 
     Returns:
@@ -77,22 +90,31 @@ def rebuild_row(
         return None
     # A workflow that was made and never ran has no state yet.
     state = _text(pairs, STATE_KEY) or "pending"
-    alarm = decode_u64(pairs[ALARM_KEY]) if ALARM_KEY in pairs else None
-    if state in TERMINAL_STATES:
-        wake = None
-    elif state == "sleeping":
-        wake = 0 if mail_waiting else alarm
-    else:
-        wake = 0
+    alarm_ms = decode_u64(pairs[ALARM_KEY]) if ALARM_KEY in pairs else None
     return CatalogRow(
         workflow_id=_text(pairs, WORKFLOW_ID_KEY),
         workflow_type=_text(pairs, WORKFLOW_TYPE_KEY),
         state=state,
-        next_wake_ms=wake,
+        next_wake_ms=wake_of(state, alarm_ms, wants_mail=mail_waiting),
         mail_waiting=mail_waiting,
-        created_at_ms=created_at_ms,
+        created_at_ms=decode_u64(pairs[CREATED_AT_KEY]) if CREATED_AT_KEY in pairs else created_at_ms,
         updated_at_ms=updated_at_ms,
+        attributes=decode_attributes(pairs[ATTRIBUTES_KEY]) if ATTRIBUTES_KEY in pairs else {},
+        parent_id=parent_id_of(pairs[PARENT_KEY]) if PARENT_KEY in pairs else None,
     )
+
+
+def parent_id_of(data: bytes) -> str:
+    """The id in what is stored at `PARENT_KEY`.
+
+    Raises:
+        DecodeError: It is no reference of a workflow.
+    """
+    match decode_value(data):
+        case {"id": str(parent_id)}:
+            return parent_id
+        case _:
+            raise DecodeError("the stored reference of the parent names no workflow")
 
 
 def _text(pairs: Mapping[bytes, bytes], key: bytes) -> str:
@@ -107,17 +129,24 @@ def problem_row(record: FileRecord, problem: str, *, at_ms: int) -> CatalogRow:
     return CatalogRow(record.workflow_id, "", "pending", None, False, at_ms, at_ms, STORAGE_PROBLEM + problem)
 
 
-async def read_row(driver: SqliteDriver, path: Path) -> CatalogRow | None:
+async def read_row(driver: SqliteDriver, path: Path, *, created_at_ms: int | None = None) -> CatalogRow | None:
     """Read what `rebuild_row` needs; `None` when the namespace is empty.
+
+    Args:
+        driver: The open file.
+        path: The file.
+        created_at_ms: When the workflow was made, as others know it; `None` takes the time of the file.
 
     Raises:
         DecodeError: The namespace has content and names no workflow, or another than its file's name does.
         StorageError: It cannot be read.
     """
-    pairs = {key: value for key in _ROW_KEYS if (value := await driver.get(key)) is not None}
+    pairs = {key: value for key in ROW_KEYS if (value := await driver.get(key)) is not None}
     mail_waiting = await _has_any(driver, MAILBOX_PREFIX)
     changed_at_ms = _changed_at_ms(path)
-    row = rebuild_row(pairs, mail_waiting=mail_waiting, created_at_ms=changed_at_ms, updated_at_ms=changed_at_ms)
+    if created_at_ms is None:
+        created_at_ms = changed_at_ms
+    row = rebuild_row(pairs, mail_waiting=mail_waiting, created_at_ms=created_at_ms, updated_at_ms=changed_at_ms)
     name = parse_file_name(path.name)
     if row is None:
         if await _has_any(driver, b""):
@@ -229,71 +258,6 @@ def sweep(directory: DataDirectory, catalog: Catalog, session: int) -> None:
             directory.remove(base)
 
 
-class OldCatalog:
-    """The catalog that is being replaced: asked for what the files do not say, believed in nothing else."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        if path.exists():
-            try:
-                self._connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
-            except sqlite3.Error as error:
-                _check_descriptors(path, error)
-
-    @staticmethod
-    def is_legible(path: Path) -> bool:
-        """Whether there is anything in the file to ask for."""
-        if not path.exists():
-            return False
-        try:
-            connection = sqlite3.connect(path, isolation_level=None, timeout=0)
-        except sqlite3.Error as error:
-            _check_descriptors(path, error)
-            return False
-        with closing(connection):
-            try:
-                return connection.execute("SELECT 1 FROM files LIMIT 1").fetchone() is not None
-            except sqlite3.Error as error:
-                _check_descriptors(path, error)
-                return False
-
-    def ask(self, file: str) -> CatalogRow | None:
-        """The row it had for the workflow of this file; `None` when it had none or cannot be read."""
-        if self._connection is None:
-            return None
-        try:
-            found = self._connection.execute(
-                "SELECT f.workflow_id, w.workflow_type, w.created_at_ms, w.updated_at_ms"
-                " FROM files f JOIN workflows w USING (workflow_id) WHERE f.file = ?",
-                (file,),
-            ).fetchone()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            _check_descriptors(self._path, error)
-            self.close()
-            return None
-        name = parse_file_name(file)
-        match found:
-            case (str(workflow_id), str(workflow_type), int(created), int(updated)) if (
-                name is not None and name_stem(workflow_id) == name.stem
-            ):
-                return CatalogRow(workflow_id, workflow_type, "pending", None, False, created, updated)
-            case _:
-                return None
-
-    def close(self) -> None:
-        """Close it. Closing twice is fine."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def _check_descriptors(path: Path, error: Exception) -> None:
-    """Give up rather than go on without an old catalog that could be read if there were a descriptor for it."""
-    if (exhausted := out_of_descriptors(f"cannot open {path}", error, path=str(path))) is not None:
-        raise exhausted from error
-
-
 @dataclass(frozen=True, slots=True)
 class _Problem:
     text: str
@@ -331,10 +295,9 @@ class _Rebuild:
         self, name: FileName, found: CatalogRow | _Problem, set_aside: set[FileName]
     ) -> tuple[CatalogRow, FileRecord]:
         file = str(name)
-        known = self._old.ask(file)
         if isinstance(found, CatalogRow):
-            row = found if known is None else replace(found, created_at_ms=known.created_at_ms)
-            return row, FileRecord(row.workflow_id, file, name in set_aside)
+            return found, FileRecord(found.workflow_id, file, name in set_aside)
+        known = self._old.ask(file)
         record = FileRecord(
             unknown_id(file) if known is None else known.workflow_id, file, found.set_aside or name in set_aside
         )
@@ -347,7 +310,9 @@ class _Rebuild:
         try:
             driver = await self._open_file(file)
             try:
-                return await read_row(driver, self._directory.workflows / file)
+                known = self._old.ask(file)
+                created_at_ms = None if known is None else known.created_at_ms
+                return await read_row(driver, self._directory.workflows / file, created_at_ms=created_at_ms)
             finally:
                 await driver.aclose()
         except OutOfDescriptorsError:

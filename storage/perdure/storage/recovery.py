@@ -18,8 +18,9 @@ from perdure.storage.descriptors import OutOfDescriptorsError
 from perdure.storage.directory import DataDirectory, Host
 from perdure.storage.errors import CorruptStoreError, PerdureError
 from perdure.storage.naming import is_unknown_id
+from perdure.storage.old_catalog import OldCatalog
 from perdure.storage.process_lock import ProcessLock
-from perdure.storage.rebuild import OldCatalog, OpenFile, read_row, rebuild_catalog, sweep
+from perdure.storage.rebuild import OpenFile, read_row, rebuild_catalog, sweep
 from perdure.storage.store import CatalogRow
 
 __all__ = ["Recovery", "is_trusted", "settle"]
@@ -105,6 +106,8 @@ class Recovery:
             self._lock.write_note(session)
             catalog.set_meta(Meta(session, boot_id, clean=False))
             _unlink_database(self._old_path)
+            for half_made in self._directory.path.glob(f"{self._directory.own.name}.new-*"):
+                half_made.unlink(missing_ok=True)
         except BaseException:
             if catalog is not None:
                 catalog.close()

@@ -118,7 +118,12 @@ class Namespace:
         except StorageError:
             raise
         except Exception as error:
-            self._read_failed(error, f"cannot copy {self.path} to {target}")
+            if self._map_error(error) is Fault.CORRUPT:
+                self._set_aside(error)
+            what = f"cannot copy {self.path} to {target}"
+            raise out_of_descriptors(what, error, path=target) or StorageError(
+                f"{what}: {error}", path=target
+            ) from error
 
     def commit(self, batch: Batch) -> None:
         """Apply a checked batch in one transaction."""

@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Protocol, runtime_checkable
 
+from perdure.storage.attributes import Scalar
 from perdure.storage.driver import Driver
 
 __all__ = ["CatalogRow", "Store"]
@@ -32,7 +33,9 @@ class CatalogRow:
         mail_waiting: Whether its mailbox may hold undelivered messages.
         created_at_ms: When it was created.
         updated_at_ms: When this row last changed.
-        problem: Why it cannot run (a set-aside file, an unregistered type, a divergence), or `None`.
+        problem: Why it cannot be used (its file is damaged, or gone), or `None`.
+        attributes: By what it can be found (`attributes.py`).
+        parent_id: The workflow that called it, or `None`.
     """
 
     workflow_id: str
@@ -43,6 +46,8 @@ class CatalogRow:
     created_at_ms: int
     updated_at_ms: int
     problem: str | None = None
+    attributes: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar], hash=False)
+    parent_id: str | None = None
 
 
 @runtime_checkable
@@ -81,8 +86,27 @@ class Store(Protocol):
         """The row of one workflow, or `None`."""
         ...
 
-    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
-        """Rows without a problem whose `since_ms <= next_wake_ms <= now_ms`, earliest first, at most `limit`."""
+    async def find_due(
+        self, now_ms: int, *, limit: int, since_ms: int = 0, after: str | None = None
+    ) -> Sequence[CatalogRow]:
+        """Rows without a problem whose `since_ms <= next_wake_ms <= now_ms`, earliest first, at most `limit`.
+
+        Those of one time are in order of workflow id; `after` leaves out those of `since_ms` up to this id. So a page goes on
+        after the last row of the one before.
+        """
+        ...
+
+    async def find_ended(
+        self, state: str, before_ms: int, *, limit: int, after: tuple[int, str] | None = None
+    ) -> Sequence[CatalogRow]:
+        """Rows in a terminal state, without a duty or a problem, whose `updated_at_ms < before_ms`, oldest first.
+
+        Args:
+            state: `completed`, `failed` or `cancelled`.
+            before_ms: The row did not change since then, in milliseconds since the epoch.
+            limit: How many rows at most.
+            after: Only rows after this pair of `updated_at_ms` and id: the last row of the page before.
+        """
         ...
 
     async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
@@ -90,13 +114,50 @@ class Store(Protocol):
         ...
 
     async def list_rows(
-        self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100
+        self,
+        *,
+        state: str | Collection[str] | None = None,
+        workflow_type: str | None = None,
+        created_before_ms: int | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        parent_id: str | None = None,
+        after: tuple[int, str] | None = None,
+        limit: int = 100,
     ) -> Sequence[CatalogRow]:
-        """Rows in order of workflow id, those after the id `after`, at most `limit`. Opens no namespace."""
+        """Rows for which all that is given holds, in order of creation (`created_at_ms`, then id). Opens no namespace.
+
+        Args:
+            state: In this state, or in one of these.
+            workflow_type: Of this type.
+            created_before_ms: Made before this time, in milliseconds since the epoch.
+            attributes: With all of these attributes; values are compared with their types.
+            parent_id: Called by this workflow.
+            after: Only rows after this pair of `created_at_ms` and id: the last row of the page before.
+            limit: How many rows at most.
+        """
         ...
 
-    async def count_rows(self, *, state: str | None = None, workflow_type: str | None = None) -> int:
-        """How many rows there are. Opens no namespace."""
+    async def count_rows(
+        self,
+        *,
+        state: str | Collection[str] | None = None,
+        workflow_type: str | None = None,
+        created_before_ms: int | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        parent_id: str | None = None,
+    ) -> int:
+        """How many rows `list_rows` would give without a limit. Opens no namespace."""
+        ...
+
+    async def open_own(self) -> Driver:
+        """Open the namespace that belongs to the owner of the store and to no workflow, making it if it is not there.
+
+        The caller closes the driver. At most one is open.
+
+        Raises:
+            CorruptStoreError: Its file was damaged, and was set aside.
+            StoreBusyError: It is already open.
+        """
         ...
 
     async def delete(self, workflow_id: str) -> None:
@@ -109,6 +170,27 @@ class Store(Protocol):
 
     async def backup(self, workflow_id: str, target: str | PathLike[str]) -> None:
         """Write a consistent copy of one namespace to `target`, through the open driver if there is one."""
+        ...
+
+    async def backup_all(self, target: str | PathLike[str]) -> Mapping[str, str]:
+        """Write a copy of everything to a new directory, which a `FileStore` can be opened on.
+
+        Each workflow is copied as it is at some moment while this runs, through its open driver if there is one; they are
+        not all copied at the same moment. Complete and durable on return, or not there.
+
+        Returns:
+            What could not be copied (damaged files), by workflow id, and why. Empty when everything was.
+        """
+        ...
+
+    async def reindex(self) -> int:
+        """Read all rows again from the namespaces, while the store is in use; an open driver is asked.
+
+        No row's next wake is made later than its workflow's own, nor a row changed that changes meanwhile.
+
+        Returns:
+            How many rows were not right.
+        """
         ...
 
     def describe(self, workflow_id: str) -> str:

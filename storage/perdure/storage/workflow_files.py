@@ -11,6 +11,7 @@ The caller holds the turn of the workflow (`Slot`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,10 +26,11 @@ from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.descriptors import OutOfDescriptorsError, out_of_descriptors
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, NamespaceNotFoundError, StorageError
-from perdure.storage.naming import WorkflowIdError, file_name, is_unknown_id, name_stem
+from perdure.storage.naming import FileName, WorkflowIdError, file_name, is_unknown_id, name_stem, parse_file_name
 from perdure.storage.rebuild import read_row
 from perdure.storage.recovery import settle
 from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.store import CatalogRow
 from perdure.storage.stored_driver import StoredDriver
 
 __all__ = ["WorkflowFiles", "file_errors", "no_workflow"]
@@ -64,6 +66,33 @@ class WorkflowFiles:
     def path(self, file: str) -> Path:
         """The path of a file by its name."""
         return self._directory.workflows / file
+
+    async def exists(self, file: str) -> bool:
+        """Whether a file is there."""
+        return await self._blocking.run(self.path(file).exists)
+
+    async def names(self) -> list[FileName]:
+        """The names of all files of workflows, recorded or not.
+
+        Raises:
+            StorageError: The directory cannot be listed.
+        """
+        with file_errors(self._directory.path):
+            found = await self._blocking.run(os.listdir, self._directory.workflows)
+        return sorted(name for each in found if (name := parse_file_name(each)) is not None)
+
+    async def look(self, record: FileRecord) -> CatalogRow | None:
+        """The row that a file calls for, which no driver of this store has open; `None` when it is empty.
+
+        Raises:
+            DecodeError, StorageError: It cannot be read.
+        """
+        path = self.path(record.file)
+        driver = await self._open_driver(str(path))
+        try:
+            return await read_row(driver, path)
+        finally:
+            await driver.aclose()
 
     async def find(self, workflow_id: str) -> FileRecord | None:
         """The current file of a workflow, or `None` when none was made."""

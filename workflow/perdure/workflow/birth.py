@@ -18,6 +18,7 @@ class Birth:
         start_at_ms: Before this time (milliseconds since the epoch) nothing runs, unless the workflow is woken. `None`: at once.
         deadline_ms: At this time the workflow fails, unless it has ended. `None`: never.
         attributes: The CBOR map by which it can be found, or `None` for no attributes.
+        created_at_ms: When it is made, for a host that keeps an order; `None` stores none.
         parent: The CBOR reference of the workflow that called it, or `None`.
     """
 
@@ -25,6 +26,7 @@ class Birth:
     deadline_ms: int | None = None
     attributes: bytes | None = None
     parent: bytes | None = None
+    created_at_ms: int | None = None
 
 
 NOTHING_SPECIAL = Birth()

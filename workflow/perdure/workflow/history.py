@@ -461,6 +461,8 @@ class History:
         self.input = input_data
         self.pending.put(layout.INPUT_KEY, input_data)
         self.adopt(workflow_type, seed)
+        if birth.created_at_ms is not None:
+            self.pending.put(layout.CREATED_AT_KEY, layout.encode_u64(birth.created_at_ms))
         if birth.attributes is not None:
             self.pending.put(layout.ATTRIBUTES_KEY, birth.attributes)
         if birth.parent is not None:
