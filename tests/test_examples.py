@@ -146,6 +146,18 @@ def test_an_answer_ends_the_approval_with_its_comment(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "  decision: rejected by ada"
 
 
+def test_schedules_go_on_over_a_restart_and_repeat_nothing(tmp_path: Path) -> None:
+    arguments = ("--data", "data", "--seconds", "1.4")
+    first, second = (run_example("cron.py", *arguments, directory=tmp_path).splitlines() for _ in range(2))
+    assert first[0].startswith("sales-report: every 0.5 s, next at 20")
+    reports = [line for line in [*first, *second] if line.startswith("report on sales, due at")]
+    assert len(reports) == len(set(reports)) >= 2
+    synced = [line for line in [*first, *second] if line.startswith("synced for")]
+    assert synced == sorted(set(synced))
+    assert synced != []
+    assert second[-1].startswith("sync: last at 20")
+
+
 def load_example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{name}_example", EXAMPLES / f"{name}.py")
     assert spec is not None

@@ -22,7 +22,7 @@ import pytest
 import trio
 import trio.testing
 
-from perdure.storage import Batch, MemoryDriver, layout
+from perdure.storage import Batch, MemoryDriver, layout, own_layout
 from perdure.storage.bare import Reader
 from perdure.storage.keys import pack, unpack
 from perdure.storage.limits import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES
@@ -323,11 +323,20 @@ def keys_listed() -> set[str]:
 
 
 def test_every_key_that_the_layout_has_is_in_the_table() -> None:
-    prefixes = {name: value for name, value in vars(layout).items() if name.endswith("_PREFIX")}
+    prefixes = {
+        name: value
+        for module in (layout, own_layout)
+        for name, value in vars(module).items()
+        if name.endswith("_PREFIX")
+    }
     fields = {name: value for name, value in vars(layout).items() if name.endswith("_KEY")}
     assert len(fields) > 15
     listed = keys_listed()
     assert {", ".join(str(part) for part in unpack(key)) for key in fields.values()} <= listed
+    deeper = [
+        ", ".join(str(part) for part in unpack(prefix)) for prefix in prefixes.values() if len(unpack(prefix)) > 1
+    ]
+    assert [prefix for prefix in deeper if not any(key.startswith(f"{prefix}, ") for key in listed)] == []
     assert {str(unpack(prefix)[0]) for prefix in prefixes.values()} | {"5"} == {key.partition(",")[0] for key in listed}
 
 

@@ -361,6 +361,8 @@ async def test_ended_rows_come_longest_unchanged_first(bench: Bench) -> None:
 
 async def test_the_owner_has_a_namespace_of_its_own(bench: Bench) -> None:
     """It is no workflow: not listed, not counted, and there from the first use on."""
+    with pytest.raises(NamespaceNotFoundError):
+        await bench.store.open_own(create=False)
     own = await bench.store.open_own()
     assert await own.list(b"") == []
     with pytest.raises(StoreBusyError):
@@ -369,7 +371,7 @@ async def test_the_owner_has_a_namespace_of_its_own(bench: Bench) -> None:
     await own.aclose()
     assert await bench.store.count_rows() == 0
     store = await bench.reopen()
-    own = await store.open_own()
+    own = await store.open_own(create=False)
     assert await own.get(b"key") == b"1"
     await bench.reopen()  # closing the store closes it
     with pytest.raises(DriverClosedError):

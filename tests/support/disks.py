@@ -42,7 +42,7 @@ class WatchedStore:
 
     Attributes:
         opens: The ids of the workflows whose drivers were opened, in order.
-        written: What was written, in order: `rows`, `create`, `delete`, or `batch`.
+        written: What was written, in order: `rows`, `create`, `delete`, `batch`, or `own`.
         die_at: The process is to die before or after the write of that number, counted from 0.
         watch: Called around each write, with what the mirrors hold at that moment.
         when_opened: Called when a driver was opened and is about to be handed out.
@@ -146,9 +146,9 @@ class WatchedStore:
         self.check()
         return await self.inner.count_rows(**options)
 
-    async def open_own(self) -> Driver:
+    async def open_own(self, *, create: bool = True) -> Driver:
         self.check()
-        return await self.inner.open_own()
+        return WatchedDriver(self, await self.inner.open_own(create=create), self._disk.own, "own")
 
     async def delete(self, workflow_id: str) -> None:
         self.before()
@@ -179,7 +179,8 @@ class WatchedStore:
 class WatchedDriver:
     """A driver of a `WatchedStore`; `mirror` holds what is durable."""
 
-    def __init__(self, store: WatchedStore, inner: Driver, mirror: dict[bytes, bytes]) -> None:
+    def __init__(self, store: WatchedStore, inner: Driver, mirror: dict[bytes, bytes], what: str = "batch") -> None:
+        self._what = what
         self._store = store
         self._inner = inner
         self._mirror = mirror
@@ -233,7 +234,7 @@ class WatchedDriver:
             mirror.pop(layout.ALARM_KEY, None)
             if batch.alarm.wake_at_ms is not None:
                 mirror[layout.ALARM_KEY] = layout.encode_u64(batch.alarm.wake_at_ms)
-        self._store.after("batch")
+        self._store.after(self._what)
 
     async def set(self, key: bytes, value: bytes) -> None:
         await self.batch(Batch(puts=[(key, value)]))
@@ -264,7 +265,7 @@ class Disk:
     Attributes:
         clock: The machine's clock, virtual.
         store: The store of the life in progress, or of the last one.
-        rows, namespaces: Mirrors of what is stored.
+        rows, namespaces, own: Mirrors of what is stored.
         lives: How many processes have died.
     """
 
@@ -273,6 +274,7 @@ class Disk:
         self.clock = MovableClock()
         self.rows: dict[str, CatalogRow] = {}
         self.namespaces: dict[str, dict[bytes, bytes]] = {}
+        self.own: dict[bytes, bytes] = {}
         self._directory = directory
         self.lives = 0
         self._memory = MemoryStore()

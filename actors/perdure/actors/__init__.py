@@ -8,6 +8,7 @@ async with open_supervisor("data/", workflows=[order]) as supervisor:
 
 from perdure.actors.errors import (
     MissingExtraError,
+    ScheduleNotFoundError,
     SupervisorClosedError,
     SupervisorError,
     UnregisteredWorkflowError,
@@ -15,12 +16,16 @@ from perdure.actors.errors import (
     WorkflowNotFoundError,
 )
 from perdure.actors.handle import ActorHandle
+from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo
 from perdure.actors.supervisor import Supervisor, WorkflowLike, open_supervisor
 from perdure.workflow import WorkflowHandle
 
 __all__ = [
     "ActorHandle",
     "MissingExtraError",
+    "ScheduleHandle",
+    "ScheduleInfo",
+    "ScheduleNotFoundError",
     "Supervisor",
     "SupervisorClosedError",
     "SupervisorError",

@@ -6,6 +6,7 @@ from perdure.storage import PerdureError
 
 __all__ = [
     "MissingExtraError",
+    "ScheduleNotFoundError",
     "SupervisorClosedError",
     "SupervisorError",
     "UnregisteredWorkflowError",
@@ -26,6 +27,12 @@ class MissingExtraError(SupervisorError):
     """What was asked for needs a package that is not installed; `extra` names the extra that brings it."""
 
     extra: str
+
+
+class ScheduleNotFoundError(SupervisorError):
+    """No schedule has this name; make it with `supervisor.schedule(...)`."""
+
+    name: str
 
 
 class UnregisteredWorkflowError(SupervisorError):

@@ -71,6 +71,7 @@ class Residents:
         self.is_closing: bool = False
         self.nursery: trio.Nursery | None = None
         self.asyncio: AsyncioThread = AsyncioThread()
+        self.on_ended: Callable[[str], None] | None = None
         self._store = store
         self._keeper = keeper
         self._definitions = definitions
@@ -339,6 +340,8 @@ class Residents:
             self.troubles[actor.workflow_id] = actor.error
         elif actor.driver.is_terminal:
             self.troubles.pop(actor.workflow_id, None)
+            if self.on_ended is not None:
+                self.on_ended(actor.workflow_id)
         if actor.error is not None or actor.driver.is_terminal:
             self._announce(actor.workflow_id)
         elif not self.is_closing:

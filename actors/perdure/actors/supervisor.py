@@ -18,7 +18,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from datetime import datetime
 from os import PathLike
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
+from zoneinfo import ZoneInfo
 
 import trio
 
@@ -27,7 +28,12 @@ from perdure.actors.alarms import AlarmWatch
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.errors import WorkflowExistsError
 from perdure.actors.handle import ActorHandle
+from perdure.actors.own_namespace import OwnNamespace
 from perdure.actors.residents import Residents
+from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions, define, describe
+from perdure.actors.schedule_record import Misfire, Overlap
+from perdure.actors.schedule_runs import ScheduleRuns
+from perdure.actors.schedules import Schedules
 from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value
 from perdure.storage.attributes import encode_attributes
 from perdure.workflow import (
@@ -41,7 +47,7 @@ from perdure.workflow import (
 )
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.birth import Birth
-from perdure.workflow.checks import check_duration, check_when_ms, check_workflow_id
+from perdure.workflow.checks import check_duration, check_schedule_name, check_when_ms, check_workflow_id
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.typed import encode_input
 
@@ -191,6 +197,10 @@ class Supervisor:
             on_dormant=self._alarms.expect,
             on_interrupt=self._interrupt,
         )
+        self._own = OwnNamespace(store)
+        self._clock = clock
+        self._schedules = Schedules(self._own, clock, ScheduleRuns(self._residents, self._keeper, definitions))
+        self._residents.on_ended = self._schedules.note_ended
         self._block_scope = trio.CancelScope()
         self._work_scope = trio.CancelScope(shield=True)
         self._patience = trio.CancelScope()
@@ -289,6 +299,108 @@ class Supervisor:
             raise self._residents.not_found(workflow_id)
         return ActorHandle(self._residents, workflow_id)
 
+    @overload
+    async def schedule(
+        self,
+        name: str,
+        workflow: Callable[[Context, InputT], Awaitable[object]],
+        input: InputT,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleHandle: ...
+
+    @overload
+    async def schedule(
+        self, name: str, workflow: Callable[[Context, None], Awaitable[object]], **options: Unpack[ScheduleOptions]
+    ) -> ScheduleHandle: ...
+
+    @overload
+    async def schedule(
+        self, name: str, workflow: str, input: object = None, **options: Unpack[ScheduleOptions]
+    ) -> ScheduleHandle: ...
+
+    async def schedule(
+        self,
+        name: str,
+        workflow: WorkflowLike | str,
+        input: object = None,
+        *,
+        cron: str | None = None,
+        every: float | None = None,
+        timezone: str | ZoneInfo = "UTC",
+        overlap: Overlap = "skip",
+        misfire: Misfire = "once",
+        workflow_id: str | None = None,
+    ) -> ScheduleHandle:
+        """Start a workflow again and again, exactly once for each occurrence; a program may say so at every start.
+
+        Durable on return. A schedule that exists under the name stays as it is when this asks for the same. Otherwise it does
+        from now on what this says, and keeps what has occurred, what runs and what is queued.
+
+        Args:
+            name: Non-empty text of at most 512 bytes.
+            workflow: One of those given to `open_supervisor`, or its name.
+            input: What each run gets, fixed now.
+            cron: Five fields: minute, hour, day of month, month, day of week. Needs the extra `perdure[schedules]`.
+            every: Instead of `cron`: seconds of elapsed time from one occurrence to the next, 0.1 or more; the first is one such
+                period from now.
+            timezone: Of `cron`: a name such as `Europe/Berlin`, or a `ZoneInfo`.
+            overlap: What becomes of an occurrence while an earlier run has not ended: `skip` drops it, `queue` starts it
+                after that (1,000 wait at most), `allow` starts it beside it.
+            misfire: What becomes of occurrences that were missed, as nothing ran or was more than 60 seconds late: the latest is
+                run `once`, all are left out (`skip`), or `all` are run in order (the latest 1,000).
+            workflow_id: The ids of the runs: text in which `{time}` stands for the occurrence's time in UTC and `{name}` for the
+                schedule's name. `{name}@{time}` unless given, as in `report@2026-11-29T08:00:00Z`.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was written.
+            UnregisteredWorkflowError: The workflow was not given to `open_supervisor`.
+            MissingExtraError: `cron` needs a package that is not installed.
+            EncodeError: The input cannot be stored.
+            SupervisorClosedError: The supervisor is leaving its block.
+        """
+        check_schedule_name(name)
+        registered = self._registered(workflow)
+        definition = define(
+            registered.name,
+            self._clock.now_ms(),
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            overlap=overlap,
+            misfire=misfire,
+            workflow_id=workflow_id,
+        )
+        encoded = encode_input(registered.function, input, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES)
+        await self._schedules.put(name, definition, encoded)
+        return ScheduleHandle(self._schedules, self._clock, name)
+
+    async def get_schedule(self, name: str) -> ScheduleHandle:
+        """The handle of a schedule that exists.
+
+        Raises:
+            ScheduleNotFoundError: There is none.
+            SupervisorClosedError: The supervisor is leaving its block.
+        """
+        await self._schedules.standing(check_schedule_name(name))
+        return ScheduleHandle(self._schedules, self._clock, name)
+
+    async def schedules(self) -> tuple[ScheduleInfo, ...]:
+        """All schedules, by name.
+
+        Raises:
+            SupervisorClosedError: The supervisor is leaving its block.
+        """
+        return tuple(describe(standing) for standing in await self._schedules.standings())
+
+    async def unschedule(self, name: str) -> None:
+        """Remove a schedule, and the occurrences that it has queued; durable on return. Runs that began go on.
+
+        Raises:
+            ScheduleNotFoundError: There is none.
+            SupervisorClosedError: The supervisor is leaving its block.
+        """
+        await self._schedules.remove(check_schedule_name(name))
+
     def describe(self, workflow_id: str) -> str:
         """Where a person finds the workflow's data: the path of its SQLite file, for a directory."""
         return self._store.describe(check_workflow_id(workflow_id))
@@ -342,6 +454,7 @@ class Supervisor:
             raise outcome
 
     async def _begin(self, outer: trio.Nursery, *, handle_signals: bool) -> None:
+        await self._schedules.open()
         is_open = trio.Event()
         outer.start_soon(self._work, is_open)
         await is_open.wait()
@@ -352,6 +465,7 @@ class Supervisor:
         nursery.start_soon(self._keeper.run)
         nursery.start_soon(self._residents.late_parks.run)
         nursery.start_soon(self._alarms.run, self._residents)
+        nursery.start_soon(self._schedules.run, nursery)
         if handle_signals:
             await nursery.start(self._watch_signals)
 
@@ -402,7 +516,10 @@ class Supervisor:
             await self._keeper.flush()
         except StorageError as error:
             _log.warning("the catalog could not be written when the supervisor closed: %s", error)
-        await self._store.aclose()
+        try:
+            await self._own.aclose()
+        finally:
+            await self._store.aclose()
 
 
 def _birth(

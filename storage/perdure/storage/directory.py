@@ -175,6 +175,11 @@ class DataDirectory:
                 sync_directory(str(self.path))
         self._check_format()
 
+    def has_own(self) -> bool:
+        """Whether there is something of the owner's, be it a file that was set aside."""
+        with self._errors("read", self.path):
+            return any(entry.startswith(self.own.name) for entry in os.listdir(self.path))
+
     def remove(self, name: str, *, set_aside: bool = False) -> None:
         """Remove a workflow file with all that belongs to it; missing files are not an error.
 

@@ -38,7 +38,7 @@ from perdure.storage.catalog import Catalog, Meta
 from perdure.storage.catalog_access import CatalogAccess
 from perdure.storage.directory import LOCAL_HOST, DataDirectory, Host
 from perdure.storage.driver import Driver
-from perdure.storage.errors import StorageError, StoreBusyError
+from perdure.storage.errors import NamespaceNotFoundError, StorageError, StoreBusyError
 from perdure.storage.naming import check_workflow_id, name_stem
 from perdure.storage.process_lock import ProcessLock
 from perdure.storage.question import Question
@@ -235,10 +235,11 @@ class FileStore:
                     await files.remove(record)
                 await self._access().write(Catalog.finish_delete, workflow_id)
 
-    async def open_own(self) -> Driver:
+    async def open_own(self, *, create: bool = True) -> Driver:
         """Open the owner's own namespace; see `Store.open_own`. A new one is durable on return, and empty.
 
         Raises:
+            NamespaceNotFoundError: There is none, nor was one ever set aside, and `create` is false.
             CorruptStoreError: The file is damaged; it was set aside, now or earlier, and the error says where.
             StoreBusyError: It is already open.
             StorageError: The file cannot be opened or made.
@@ -248,6 +249,8 @@ class FileStore:
                 raise StoreBusyError(
                     f"{slot.held.path} is already open; use that driver, or close it", path=slot.held.path
                 )
+            if not create and not await self._blocking.run(self._directory.has_own):
+                raise NamespaceNotFoundError("nothing was kept for the owner yet; open_own() makes a place for it")
             driver = await self._open_driver(str(self._directory.own), create=True)
             driver.when_closed = partial(self._drop, _OWN, slot)
             slot.driver = driver

@@ -210,14 +210,17 @@ class MemoryStore:
         self._disk.namespaces.pop(workflow_id, None)
         self._disk.rows.pop(workflow_id, None)
 
-    async def open_own(self) -> Driver:
+    async def open_own(self, *, create: bool = True) -> Driver:
         """Open the owner's own namespace; see `Store.open_own`.
 
         Raises:
+            NamespaceNotFoundError: Nothing was ever put there, and `create` is false.
             StoreBusyError: It is already open.
         """
         self._check_owned()
         self._check_not_open(_OWN)
+        if not create and not self._disk.own:
+            raise NamespaceNotFoundError("nothing was kept for the owner yet; open_own() makes a place for it")
         driver = self._drivers[_OWN] = _HeldDriver(self._factory(_OWN, self._disk.own))
         return driver
 

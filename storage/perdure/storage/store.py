@@ -149,12 +149,16 @@ class Store(Protocol):
         """How many rows `list_rows` would give without a limit. Opens no namespace."""
         ...
 
-    async def open_own(self) -> Driver:
-        """Open the namespace that belongs to the owner of the store and to no workflow, making it if it is not there.
+    async def open_own(self, *, create: bool = True) -> Driver:
+        """Open the namespace that belongs to the owner of the store and to no workflow.
 
         The caller closes the driver. At most one is open.
 
+        Args:
+            create: Whether a missing namespace is made (empty) instead of being an error.
+
         Raises:
+            NamespaceNotFoundError: There is none, and `create` is false.
             CorruptStoreError: Its file was damaged, and was set aside.
             StoreBusyError: It is already open.
         """

@@ -26,6 +26,7 @@ __all__ = [
     "check_message_names",
     "check_methods",
     "check_name",
+    "check_schedule_name",
     "check_when_ms",
     "check_workflow_id",
     "check_workflow_name",
@@ -99,6 +100,11 @@ def check_workflow_name(name: object) -> str:
             'a lambda has no name of its own to be found by after a restart; write for example @workflow(name="order")'
         )
     return _check_text(name, "a workflow's name", '@workflow(name="order")', NAME_BYTES_MAX)
+
+
+def check_schedule_name(name: object) -> str:
+    """A schedule's name: non-empty text of at most 512 bytes."""
+    return _check_text(name, "a schedule's name", 'supervisor.schedule("nightly-report", ...)', NAME_BYTES_MAX)
 
 
 def check_message_names(names: object) -> tuple[str, ...] | None:
