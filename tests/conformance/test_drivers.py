@@ -4,10 +4,13 @@ import itertools
 from pathlib import Path
 
 import pytest
+from value_codecs import SealedCodec
 
+from perdure.storage.codec import CODED_BYTES_MAX
+from perdure.storage.coded_driver import CodedDriver
 from perdure.storage.conformance import DriverConformance
-from perdure.storage.driver import Batch, Driver
-from perdure.storage.errors import BatchRefusedError
+from perdure.storage.driver import VALUE_BYTES_MAX, Batch, Driver
+from perdure.storage.errors import BatchRefusedError, ValueTooLargeError
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.sqlite import CommitIn, SqliteDriver
 from perdure.storage.sqlite_connection import Durability
@@ -47,6 +50,7 @@ class SqliteConformance(DriverConformance):
     durability: Durability = "full"
     commit_in: CommitIn = "auto"
     checkpoint_on_close = True
+    value_bytes_max = VALUE_BYTES_MAX
 
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path: Path) -> None:
@@ -69,6 +73,7 @@ class SqliteConformance(DriverConformance):
             durability=self.durability,
             commit_in=self.commit_in,
             checkpoint_on_close=self.checkpoint_on_close,
+            value_bytes_max=self.value_bytes_max,
         )
 
 
@@ -103,3 +108,66 @@ class TestSqliteDriverNormalInThreads(SqliteConformance):
 
 class TestSqliteDriverThatKeepsItsLog(SqliteConformance):
     checkpoint_on_close = False
+
+
+ROOM = SealedCodec.overhead_bytes + CODED_BYTES_MAX
+
+
+class CodedConformance(DriverConformance):
+    driver_kind = "memory"
+    atomic_batch = True
+
+    async def open_driver(self) -> CodedDriver:
+        return self._coded({})
+
+    async def reopen(self, driver: Driver) -> CodedDriver:
+        assert isinstance(driver, CodedDriver)
+        assert isinstance(driver.inner, MemoryDriver)
+        await driver.aclose()
+        return self._coded(driver.inner.data)
+
+    def _coded(self, data: dict[bytes, bytes]) -> CodedDriver:
+        inner = MemoryDriver(data, atomic_batch=self.atomic_batch, value_bytes_max=VALUE_BYTES_MAX + ROOM)
+        return CodedDriver(inner, SealedCodec(), "w")
+
+
+class TestCodedDriver(CodedConformance):
+    pass
+
+
+class TestCodedDriverThatIsNotAtomic(CodedConformance):
+    """What it takes is smaller than for others by what coding adds, since a piece of a batch has a fixed limit."""
+
+    atomic_batch = False
+
+    async def test_it_is_a_driver(self) -> None:
+        """S38: it has every method and property of the contract."""
+        driver = await self.open_driver()
+        assert isinstance(driver, Driver)
+        assert driver.value_bytes_max == VALUE_BYTES_MAX - ROOM
+
+    async def test_the_largest_value_is_taken_and_one_byte_more_is_not(self) -> None:
+        """S38: as large as it says, and nothing is written of what is larger."""
+        driver = await self.open_driver()
+        await driver.set(b"key", bytes(driver.value_bytes_max))
+        with pytest.raises(ValueTooLargeError):
+            await driver.batch(Batch(puts=[(b"a", b""), (b"key", bytes(driver.value_bytes_max + 1))]))
+        assert await driver.list(b"") == [(b"key", bytes(driver.value_bytes_max))]
+
+    async def test_a_batch_of_the_common_limits_is_taken_by_every_driver(self) -> None:
+        """S38: 128 entries, or as many bytes as fit."""
+        driver = await self.open_driver()
+        await driver.batch(Batch(puts=[(b"%d" % number, b"") for number in range(128)]))
+        await driver.batch(Batch(puts=[(b"k" * 24, bytes(driver.value_bytes_max - 24))]))
+        assert len(await driver.list(b"")) == 129
+
+
+class TestCodedDriverOverAFile(SqliteConformance):
+    value_bytes_max = VALUE_BYTES_MAX + ROOM
+
+    async def open_driver(self) -> CodedDriver:  # type: ignore[override]
+        return CodedDriver(await super().open_driver(), SealedCodec(), "w")
+
+    async def reopen(self, driver: Driver) -> CodedDriver:  # type: ignore[override]
+        assert isinstance(driver, CodedDriver)
+        return CodedDriver(await super().reopen(driver.inner), SealedCodec(), "w")

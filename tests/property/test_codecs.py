@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from strategies import shape, text, values
+from strategies import entries, messages, metadata, shape, text, u64, values
 
 from perdure.storage.bare import Reader, Writer
 from perdure.storage.errors import DecodeError
@@ -28,23 +28,9 @@ from perdure.storage.layout import (
     parse_name_key,
 )
 from perdure.storage.schema import (
-    Branch,
-    BranchStatus,
     Entry,
     EntryMetadata,
-    EntryStatus,
-    JoinEntry,
-    LoopEntry,
-    LoopIteration,
     MailboxMessage,
-    MessageEntry,
-    RaceEntry,
-    RemovedEntry,
-    RollbackCheckpointEntry,
-    SleepEntry,
-    SleepState,
-    StepEntry,
-    VersionCheckEntry,
     decode_entry,
     decode_message,
     decode_metadata,
@@ -54,9 +40,6 @@ from perdure.storage.schema import (
 )
 from perdure.storage.value_encoder import _Encoding
 from perdure.storage.values import decode_value, encode_value, round_trip
-
-u32 = st.integers(0, 2**32 - 1)
-u64 = st.integers(0, 2**64 - 1)
 
 # Keys
 
@@ -127,26 +110,6 @@ def test_a_key_has_one_spelling(data: bytes) -> None:
 
 
 # Entries, metadata, messages
-
-segments = u32 | st.builds(LoopIteration, u32, u32)
-output = st.none() | st.binary(max_size=150)
-error = st.none() | text
-branches = st.dictionaries(text, st.builds(Branch, st.sampled_from(BranchStatus), output, error), max_size=4)
-kinds = st.one_of(
-    st.builds(StepEntry, output, error),
-    st.builds(LoopEntry, st.binary(max_size=9), u32, output),
-    st.builds(SleepEntry, u64, st.sampled_from(SleepState)),
-    st.builds(MessageEntry, text, st.binary(max_size=9)),
-    st.builds(RollbackCheckpointEntry, text),
-    st.builds(JoinEntry, branches),
-    st.builds(RaceEntry, st.none() | text, branches),
-    st.builds(RemovedEntry, text, st.none() | text),
-    st.builds(VersionCheckEntry, u32, u32),
-)
-entries = st.builds(Entry, text, st.lists(segments, max_size=5).map(tuple), kinds)
-stamps = st.none() | u64
-metadata = st.builds(EntryMetadata, st.sampled_from(EntryStatus), error, u32, u64, u64, stamps, stamps, error)
-messages = st.builds(MailboxMessage, text, text, st.binary(max_size=9), u64)
 
 
 @given(entries)

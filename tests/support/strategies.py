@@ -1,4 +1,4 @@
-"""What Hypothesis makes for several tests: every kind of value that can be stored, and what makes two of them comparable."""
+"""What Hypothesis makes for several tests: all kinds of values and structs that can be stored, and what compares values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ from typing import Any
 from cbor2 import frozendict
 from hypothesis import strategies as st
 
+from perdure.storage.schema import (
+    Branch,
+    BranchStatus,
+    Entry,
+    EntryMetadata,
+    EntryStatus,
+    JoinEntry,
+    LoopEntry,
+    LoopIteration,
+    MailboxMessage,
+    MessageEntry,
+    RaceEntry,
+    RemovedEntry,
+    RollbackCheckpointEntry,
+    SleepEntry,
+    SleepState,
+    StepEntry,
+    VersionCheckEntry,
+)
 from perdure.storage.values import ErrorValue, TaggedValue
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -69,3 +88,28 @@ def shape(value: object) -> object:
             return ("tag", value.tag, shape(value.value))
         case _:
             return (type(value).__name__, repr(value))
+
+
+# Structs
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+segments = u32 | st.builds(LoopIteration, u32, u32)
+output = st.none() | st.binary(max_size=150)
+error = st.none() | text
+branches = st.dictionaries(text, st.builds(Branch, st.sampled_from(BranchStatus), output, error), max_size=4)
+kinds = st.one_of(
+    st.builds(StepEntry, output, error),
+    st.builds(LoopEntry, st.binary(max_size=9), u32, output),
+    st.builds(SleepEntry, u64, st.sampled_from(SleepState)),
+    st.builds(MessageEntry, text, st.binary(max_size=9)),
+    st.builds(RollbackCheckpointEntry, text),
+    st.builds(JoinEntry, branches),
+    st.builds(RaceEntry, st.none() | text, branches),
+    st.builds(RemovedEntry, text, st.none() | text),
+    st.builds(VersionCheckEntry, u32, u32),
+)
+entries = st.builds(Entry, text, st.lists(segments, max_size=5).map(tuple), kinds)
+stamps = st.none() | u64
+metadata = st.builds(EntryMetadata, st.sampled_from(EntryStatus), error, u32, u64, u64, stamps, stamps, error)
+messages = st.builds(MailboxMessage, text, text, st.binary(max_size=9), u64)

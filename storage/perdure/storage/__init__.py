@@ -5,6 +5,9 @@ A driver keeps the namespace of one workflow; a store keeps many, and a catalog 
 
 from perdure.storage import layout as layout
 from perdure.storage.attributes import InvalidAttributeError
+from perdure.storage.codec import ValueCodec, ValueCodecError, ValueCodecRefusedError, ValueContext, ValueKind
+from perdure.storage.coded_driver import CodedDriver
+from perdure.storage.coded_store import CodedStore
 from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch, Driver, NowaitDriver
 from perdure.storage.errors import (
     BatchRefusedError,
@@ -45,6 +48,8 @@ __all__ = [
     "Batch",
     "BatchRefusedError",
     "CatalogRow",
+    "CodedDriver",
+    "CodedStore",
     "CommitUnknownError",
     "CorruptStoreError",
     "DecodeError",
@@ -71,8 +76,13 @@ __all__ = [
     "TaggedValue",
     "UnsupportedFileSystemError",
     "VALUE_BYTES_MAX",
+    "ValueCodec",
+    "ValueCodecError",
+    "ValueCodecRefusedError",
+    "ValueContext",
     "ValueDecodeError",
     "ValueEncodeError",
+    "ValueKind",
     "ValueTooDeepError",
     "ValueTooLargeError",
     "commit_batch",

@@ -21,6 +21,7 @@ from perdure.storage.schema import U32_MAX, Location, LoopIteration, Segment
 __all__ = [
     "ALARM_KEY",
     "ATTRIBUTES_KEY",
+    "CODEC_KEY",
     "COMPLETION_SEQUENCE_KEY",
     "CREATED_AT_KEY",
     "DEDUP_PREFIX",
@@ -145,6 +146,8 @@ PASSABLE_KEY: Final = pack((_OWN, 12))
 """CBOR list of pairs of entry ids: the code may pass over what was recorded after the first, up to the second."""
 CREATED_AT_KEY: Final = pack((_OWN, 17))
 """When a supervisor made the workflow: u64, milliseconds since the epoch."""
+CODEC_KEY: Final = pack((_OWN, 18))
+"""u64: the namespace holds values that a codec wrapped, in this version of their form; absent where none was ever written."""
 
 
 class NumberEncodeError(EncodeError):

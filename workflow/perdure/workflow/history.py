@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, cast
 
-from perdure.storage import Driver, decode_value, encode_value, layout
+from perdure.storage import Driver, ValueCodecError, decode_value, encode_value, layout
 from perdure.storage.driver import AlarmChange
 from perdure.storage.errors import DecodeError
 from perdure.storage.schema import (
@@ -157,6 +157,7 @@ class History:
 
         Raises:
             DecodeError: A stored value is not what its format says.
+            ValueCodecError: It cannot be decoded, or was written through a codec and none is given.
         """
         history = await cls.load_fields(workflow_id, driver)
         for key, value in await driver.list(layout.NAMES_PREFIX):
@@ -179,6 +180,7 @@ class History:
 
         Raises:
             DecodeError: A stored value is not what its format says.
+            ValueCodecError: It cannot be decoded, or was written through a codec and none is given.
         """
         history = cls(workflow_id)
         fields = dict(await driver.list(layout.WORKFLOW_PREFIX))
@@ -216,6 +218,12 @@ class History:
             self._track_retry(node, entry.id, self._metadata[entry.id])
 
     def _load_fields(self, fields: Mapping[bytes, bytes]) -> None:
+        if layout.CODEC_KEY in fields:  # a `CodedDriver` does not show it
+            raise ValueCodecError(
+                f"workflow {self.workflow_id!r} was written through a value codec, and is opened without one; pass it: "
+                "open_supervisor(..., codec=codec), or CodedDriver(driver, codec, workflow_id)",
+                workflow_id=self.workflow_id,
+            )
         state = fields.get(layout.STATE_KEY, b"pending")
         try:
             self.state = WorkflowState(state.decode())
