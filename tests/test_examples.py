@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from perdure.storage import MemoryDriver
+from perdure.storage import MemoryDriver, ValueContext
 from perdure.workflow import TrioClock, WorkflowHandle, WorkflowState, start_workflow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -353,3 +353,33 @@ def test_a_trip_that_is_killed_while_it_is_undone_is_undone_by_the_next_process(
         "trip-1 failed: the card was refused",
     ]
     assert "trip-1 booked" in run_example("saga.py", "--card", "ok", directory=tmp_path)
+
+
+def test_the_key_is_rotated_under_a_payout_and_its_account_is_in_no_file(tmp_path: Path) -> None:
+    output = run_example("encryption.py", directory=tmp_path)
+    assert output.splitlines() == [
+        "with the old key:",
+        "  reserved for account DE02 1203 0000 0000 2020 51",
+        "with the new key alone:",
+        "  refused: the input of payout-7 cannot be decoded",
+        "with both, the new one in front:",
+        "  result: reservation for DE02 1203 0000 0000 2020 51, approved by Ada",
+        "in the files:",
+        "  the account:    not found",
+        "  the step's name: found",
+    ]
+
+
+def test_the_vault_binds_values_to_their_workflow_and_kind_and_grows_them_by_what_it_states() -> None:
+    module = load_example("encryption")
+    vault = module.Vault([bytes(32)])
+    coded = vault.encode(b"data", ValueContext("w", "step"))
+    assert len(coded) == len(b"data") + vault.overhead_bytes
+    assert module.Vault([bytes(31) + b"1", bytes(32)]).decode(coded, ValueContext("w", "step")) == b"data"
+    for context in (ValueContext("v", "step"), ValueContext("w", "loop")):
+        with pytest.raises(ValueError, match="another value's"):
+            vault.decode(coded, context)
+    with pytest.raises(ValueError, match="was changed"):
+        vault.decode(coded[:-1] + bytes([coded[-1] ^ 1]), ValueContext("w", "step"))
+    with pytest.raises(LookupError, match="no key with the id"):
+        module.Vault([bytes(31) + b"1"]).decode(coded, ValueContext("w", "step"))

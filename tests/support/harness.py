@@ -22,7 +22,16 @@ from typing import Any, Literal, NoReturn
 import trio
 import trio.testing
 
-from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver, DriverClosedError, MemoryDriver
+from perdure.storage import (
+    Batch,
+    BatchRefusedError,
+    CodedDriver,
+    CommitUnknownError,
+    Driver,
+    DriverClosedError,
+    MemoryDriver,
+    ValueCodec,
+)
 from perdure.storage.driver import nowait_batch
 from perdure.storage.schema import EntryStatus
 from perdure.storage.sqlite import SqliteDriver
@@ -51,6 +60,9 @@ from perdure.workflow.hooks import make_hooks
 from perdure.workflow.waits import merge
 
 _numbers = count()
+
+WORKFLOW_ID = "workflow-1"
+"""The id of what a `Host` runs."""
 
 DriverKind = Literal["memory", "sqlite"]
 Function = Callable[[Context, Any], Awaitable[Any]]
@@ -227,7 +239,7 @@ class Namespace:
     """The bytes of one workflow, in memory or in a SQLite file.
 
     With `is_prompt`, batches are written without waiting where the driver can: no other task runs meanwhile. That is so in
-    files and not in memory unless it is said, so that tests of both kinds go both ways.
+    files and not in memory unless it is said, so that tests of both kinds go both ways. With a `codec`, user data is coded.
 
     Attributes:
         writes: How many writes the drivers that are closed by now made.
@@ -235,9 +247,16 @@ class Namespace:
     """
 
     def __init__(
-        self, kind: DriverKind, directory: Path, *, durability: Durability = "full", is_prompt: bool | None = None
+        self,
+        kind: DriverKind,
+        directory: Path,
+        *,
+        durability: Durability = "full",
+        is_prompt: bool | None = None,
+        codec: ValueCodec | None = None,
     ) -> None:
         self.kind = kind
+        self._codec = codec
         self._is_prompt = kind == "sqlite" if is_prompt is None else is_prompt
         self._durability: Durability = durability
         self._path = directory / f"workflow-{next(_numbers)}.sqlite"
@@ -263,11 +282,14 @@ class Namespace:
 
     async def open_driver(self) -> Driver:
         """Open a driver on the bytes."""
+        driver: Driver
         if self.kind == "memory":
-            return MemoryDriver(self._data)
-        return await SqliteDriver.open(
-            self._path, create=not self._path.exists(), durability=self._durability, commit_in="inline"
-        )
+            driver = MemoryDriver(self._data)
+        else:
+            driver = await SqliteDriver.open(
+                self._path, create=not self._path.exists(), durability=self._durability, commit_in="inline"
+            )
+        return driver if self._codec is None else CodedDriver(driver, self._codec, WORKFLOW_ID)
 
     async def die_at(self, write: int, when: Literal["before", "after"]) -> None:
         """Let the process die at the n-th write from now (from 0), whichever driver makes it; once only."""
@@ -349,7 +371,7 @@ class Host:
 
     namespace: Namespace
     mode: RunMode
-    workflow_id: str = "workflow-1"
+    workflow_id: str = WORKFLOW_ID
     clock: MovableClock = field(default_factory=MovableClock)
     seed: int = 1
     on_history_updated: HistoryHook | None = None

@@ -34,7 +34,15 @@ from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, Schedul
 from perdure.actors.schedule_record import Misfire, Overlap
 from perdure.actors.schedule_runs import ScheduleRuns
 from perdure.actors.schedules import Schedules
-from perdure.storage import VALUE_BYTES_MAX, FileStore, StorageError, Store, decode_value
+from perdure.storage import (
+    VALUE_BYTES_MAX,
+    CodedStore,
+    FileStore,
+    StorageError,
+    Store,
+    ValueCodec,
+    decode_value,
+)
 from perdure.storage.attributes import encode_attributes
 from perdure.workflow import (
     Clock,
@@ -68,6 +76,7 @@ async def open_supervisor(
     workflows: Iterable[WorkflowLike] = (),
     *,
     durability: Literal["full", "normal"] = "full",
+    codec: ValueCodec | None = None,
     grace: float = 10.0,
     on_history_updated: HistoryHook | None = None,
     on_error: ErrorHook | None = None,
@@ -85,6 +94,8 @@ async def open_supervisor(
         workflows: The functions that may run here: `@workflow` objects, or coroutine functions known by their `__name__`.
         durability: `full`: what is acknowledged survives a power cut. `normal`: it survives the death of the process; a power
             cut may lose the last moments, never consistency. Only for a directory; a `Store` has its own.
+        codec: Wraps user data at rest (inputs, results, messages, errors), as for encryption. The same, or one that can read what
+            it wrote, is needed from then on: without it a workflow is in trouble, with a `ValueCodecError`, and goes on later.
         grace: Seconds, 0 or more.
         on_history_updated: Called with a `HistoryUpdated` for each commit that changed a workflow's history or state, after it.
         on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
@@ -101,7 +112,7 @@ async def open_supervisor(
         UnsupportedFileSystemError: It lies on a network file system.
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
-    supervisor = _make(store, workflows, durability, grace, clock, make_hooks(on_history_updated, on_error))
+    supervisor = _make(store, workflows, durability, codec, grace, clock, make_hooks(on_history_updated, on_error))
     check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
@@ -111,6 +122,7 @@ def _make(
     store: str | PathLike[str] | Store,
     workflows: Iterable[WorkflowLike],
     durability: Literal["full", "normal"],
+    codec: ValueCodec | None,
     grace: float,
     clock: Clock | None,
     hooks: Hooks | None,
@@ -131,7 +143,17 @@ def _make(
             raise InvalidArgumentError('the directory must not be empty; write open_supervisor("data/")')
         store = FileStore(store, durability=durability)
     checked_clock = SystemClock() if clock is None else _check_clock(clock)
-    return Supervisor(_check_store(store), definitions, checked_grace, checked_clock, hooks)
+    checked_store = _check_store(store)
+    if codec is not None:
+        checked_store = _coded(checked_store, codec)
+    return Supervisor(checked_store, definitions, checked_grace, checked_clock, hooks)
+
+
+def _coded(store: Store, codec: ValueCodec) -> Store:
+    try:
+        return CodedStore(store, codec)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(str(error)) from error
 
 
 def _check_list(workflows: object) -> Iterable[object]:
@@ -183,6 +205,8 @@ class Supervisor:
         hooks: Hooks | None = None,
     ) -> None:
         self._store = store
+        coding_bytes = store.overhead_bytes if isinstance(store, CodedStore) else 0
+        self._input_bytes_max = VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes
         self._definitions = definitions
         self._grace = grace
         self._hooks = hooks
@@ -275,7 +299,7 @@ class Supervisor:
         """
         check_workflow_id(workflow_id)
         definition = self._registered(workflow)
-        encoded = encode_input(definition.function, input, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES)
+        encoded = encode_input(definition.function, input, bytes_max=self._input_bytes_max)
         birth = _birth(start_at, deadline, attributes)
         await trio.lowlevel.checkpoint()
 

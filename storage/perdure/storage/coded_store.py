@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 
-from perdure.storage.codec import ValueCodec, check_codec
+from perdure.storage.codec import CODED_BYTES_MAX, ValueCodec, check_codec
 from perdure.storage.coded_driver import CodedDriver
 from perdure.storage.driver import Driver
 from perdure.storage.store import CatalogRow, Store
@@ -43,6 +43,11 @@ class CodedStore:
     def inner(self) -> Store:
         """The store below, whose drivers have the coded values."""
         return self._inner
+
+    @property
+    def overhead_bytes(self) -> int:
+        """By how many bytes, at most, a stored value grows."""
+        return self._codec.overhead_bytes + CODED_BYTES_MAX
 
     async def acquire(self) -> None:
         """Take ownership."""
