@@ -86,7 +86,7 @@ async def main(data: Path) -> None:
     is_recorded = trio.Event()
 
     def notice(update: HistoryUpdated) -> None:
-        if update.changed:
+        if update.entries:
             is_recorded.set()
 
     async with open_supervisor(data, [payout], codec=Vault([old_key]), on_history_updated=notice) as supervisor:
