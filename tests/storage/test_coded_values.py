@@ -51,6 +51,7 @@ LEGIBLE = {
     layout.PARENT_KEY,
     layout.FORMAT_VERSION_KEY,
     layout.PASSABLE_KEY,
+    layout.CREATED_AT_KEY,
     layout.CODEC_KEY,
 }
 LEGIBLE_PREFIXES = {layout.NAMES_PREFIX, layout.DEDUP_PREFIX}

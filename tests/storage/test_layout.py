@@ -60,6 +60,8 @@ def test_fixed_keys_never_change() -> None:
         "FAILURE_CAUSES_KEY": "1520150a",
         "FORMAT_VERSION_KEY": "1520150b",
         "PASSABLE_KEY": "1520150c",
+        "CREATED_AT_KEY": "15201511",
+        "CODEC_KEY": "15201512",
     }
 
 

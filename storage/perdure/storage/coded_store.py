@@ -9,9 +9,10 @@ Rejected: an argument of each store. Stores that others write would have to reme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 
+from perdure.storage.attributes import Scalar
 from perdure.storage.codec import CODED_BYTES_MAX, ValueCodec, check_codec
 from perdure.storage.coded_driver import CodedDriver
 from perdure.storage.driver import Driver
@@ -55,7 +56,9 @@ class CodedStore:
 
     async def open_driver(self, workflow_id: str, *, create: bool = False) -> Driver:
         """Open the namespace of a workflow, its user data decoded as it is read and coded as it is written."""
-        inner = await self._inner.open_driver(workflow_id, create=create)
+        return await self._coded(await self._inner.open_driver(workflow_id, create=create), workflow_id)
+
+    async def _coded(self, inner: Driver, workflow_id: str) -> Driver:
         try:
             return CodedDriver(inner, self._codec, workflow_id)
         except BaseException:
@@ -70,23 +73,65 @@ class CodedStore:
         """The row of one workflow, or `None`."""
         return await self._inner.get_row(workflow_id)
 
-    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+    async def find_due(
+        self, now_ms: int, *, limit: int, since_ms: int = 0, after: str | None = None
+    ) -> Sequence[CatalogRow]:
         """Rows that are due."""
-        return await self._inner.find_due(now_ms, limit=limit, since_ms=since_ms)
+        return await self._inner.find_due(now_ms, limit=limit, since_ms=since_ms, after=after)
+
+    async def find_ended(
+        self, state: str, before_ms: int, *, limit: int, after: tuple[int, str] | None = None
+    ) -> Sequence[CatalogRow]:
+        """Rows in a terminal state, by age."""
+        return await self._inner.find_ended(state, before_ms, limit=limit, after=after)
 
     async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
         """The earliest wake."""
         return await self._inner.next_wake_ms(since_ms=since_ms)
 
     async def list_rows(
-        self, *, state: str | None = None, workflow_type: str | None = None, after: str | None = None, limit: int = 100
+        self,
+        *,
+        state: str | Collection[str] | None = None,
+        workflow_type: str | None = None,
+        created_before_ms: int | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        parent_id: str | None = None,
+        after: tuple[int, str] | None = None,
+        limit: int = 100,
     ) -> Sequence[CatalogRow]:
-        """Rows in order of workflow id."""
-        return await self._inner.list_rows(state=state, workflow_type=workflow_type, after=after, limit=limit)
+        """Rows for which all that is given holds."""
+        return await self._inner.list_rows(
+            state=state,
+            workflow_type=workflow_type,
+            created_before_ms=created_before_ms,
+            attributes=attributes,
+            parent_id=parent_id,
+            after=after,
+            limit=limit,
+        )
 
-    async def count_rows(self, *, state: str | None = None, workflow_type: str | None = None) -> int:
-        """How many rows there are."""
-        return await self._inner.count_rows(state=state, workflow_type=workflow_type)
+    async def count_rows(
+        self,
+        *,
+        state: str | Collection[str] | None = None,
+        workflow_type: str | None = None,
+        created_before_ms: int | None = None,
+        attributes: Mapping[str, Scalar] | None = None,
+        parent_id: str | None = None,
+    ) -> int:
+        """How many rows `list_rows` would give."""
+        return await self._inner.count_rows(
+            state=state,
+            workflow_type=workflow_type,
+            created_before_ms=created_before_ms,
+            attributes=attributes,
+            parent_id=parent_id,
+        )
+
+    async def open_own(self) -> Driver:
+        """Open the owner's namespace, coded as those of workflows are."""
+        return await self._coded(await self._inner.open_own(), "")
 
     async def delete(self, workflow_id: str) -> None:
         """Remove a workflow's namespace and row."""
@@ -95,6 +140,14 @@ class CodedStore:
     async def backup(self, workflow_id: str, target: str | PathLike[str]) -> None:
         """Copy one namespace as it is on disk, coded, to `target`."""
         await self._inner.backup(workflow_id, target)
+
+    async def backup_all(self, target: str | PathLike[str]) -> Mapping[str, str]:
+        """Copy everything as it is on disk, coded, to a new directory."""
+        return await self._inner.backup_all(target)
+
+    async def reindex(self) -> int:
+        """Read all rows again from the namespaces, of which that needs nothing that is coded."""
+        return await self._inner.reindex()
 
     def describe(self, workflow_id: str) -> str:
         """Where a person finds this workflow's data."""
