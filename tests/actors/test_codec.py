@@ -374,3 +374,18 @@ async def test_a_join_of_a_thousand_branches_fills_a_value_to_its_limit(autojump
     assert result.output == 334
     stored = (await driver.list(layout.HISTORY_PREFIX))[0][1]
     assert len(stored) > 0.7 * VALUE_BYTES_MAX
+
+
+async def test_the_input_of_a_schedule_is_coded_and_its_runs_get_it(tmp_path: Path, autojump_clock: MockClock) -> None:
+    disk = Disk("sqlite", tmp_path)
+    async with disk.process(teller, measure, codec=SealedCodec()) as supervisor:
+        await supervisor.schedule("daily", measure, "secret-input", every=60, workflow_id="run-{time}")
+        assert found_in(disk.path) == set()
+        await trio.sleep(100)
+        assert await disk.store.count_rows(workflow_type="measure") > 0
+    assert found_in(disk.path) == set()
+    async with disk.process(measure, codec=SealedCodec()) as supervisor:
+        rows = await disk.store.list_rows(workflow_type="measure")
+        handle = await supervisor.get(rows[0].workflow_id)
+        await handle.message("go", "now")
+        assert await handle.result() == [len("secret-input"), 3]

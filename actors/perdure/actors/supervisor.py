@@ -394,7 +394,7 @@ class Supervisor:
             misfire=misfire,
             workflow_id=workflow_id,
         )
-        encoded = encode_input(registered.function, input, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES)
+        encoded = encode_input(registered.function, input, bytes_max=self._input_bytes_max)
         await self._schedules.put(name, definition, encoded)
         return ScheduleHandle(self._schedules, self._clock, name)
 

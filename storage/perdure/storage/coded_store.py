@@ -129,9 +129,9 @@ class CodedStore:
             parent_id=parent_id,
         )
 
-    async def open_own(self) -> Driver:
+    async def open_own(self, *, create: bool = True) -> Driver:
         """Open the owner's namespace, coded as those of workflows are."""
-        return await self._coded(await self._inner.open_own(), "")
+        return await self._coded(await self._inner.open_own(create=create), "")
 
     async def delete(self, workflow_id: str) -> None:
         """Remove a workflow's namespace and row."""

@@ -39,6 +39,7 @@ from perdure.storage.layout import (
     METADATA_PREFIX,
     OUTPUT_KEY,
 )
+from perdure.storage.own_layout import SCHEDULE_INPUT_PREFIX
 from perdure.storage.schema import (
     Branch,
     Entry,
@@ -57,7 +58,7 @@ from perdure.storage.schema import (
     encode_metadata,
 )
 
-__all__ = ["CODED_KEYS", "CODED_PREFIXES", "is_coded_key", "open_value", "seal_value"]
+__all__ = ["CODED_KEYS", "CODED_PREFIXES", "open_value", "seal_value"]
 
 _Fields: TypeAlias = "list[bytes | None]"
 """The user data of a struct: its fields in order, texts as UTF-8."""
@@ -67,6 +68,9 @@ _Change: TypeAlias = Callable[[bytes, GuardedCodec], bytes]
 
 _PREFIX_BYTES: Final = 2
 """The encoding of every first part of a key."""
+
+_LONG_PREFIX_BYTES: Final = 4
+"""The encoding of the first two parts, where both are numbers."""
 
 
 def seal_value(key: bytes, value: bytes, codec: GuardedCodec) -> bytes:
@@ -79,7 +83,7 @@ def seal_value(key: bytes, value: bytes, codec: GuardedCodec) -> bytes:
     whole = CODED_KEYS.get(key)
     if whole is not None:
         return CODED_MARK + codec.encode(value, whole)
-    found = _BY_PREFIX.get(key[:_PREFIX_BYTES])
+    found = _changes_of(key)
     return value if found is None else found[0](value, codec)
 
 
@@ -93,13 +97,12 @@ def open_value(key: bytes, value: bytes, codec: GuardedCodec) -> bytes:
     whole = CODED_KEYS.get(key)
     if whole is not None:
         return _open_data(value, whole, codec)
-    found = _BY_PREFIX.get(key[:_PREFIX_BYTES])
+    found = _changes_of(key)
     return value if found is None else found[1](value, codec)
 
 
-def is_coded_key(key: bytes) -> bool:
-    """Whether user data may be stored under the key."""
-    return key in CODED_KEYS or key[:_PREFIX_BYTES] in _BY_PREFIX
+def _changes_of(key: bytes) -> tuple[_Change, _Change] | None:
+    return _BY_PREFIX.get(key[:_PREFIX_BYTES]) or _BY_PREFIX.get(key[:_LONG_PREFIX_BYTES])
 
 
 # Data.
@@ -313,6 +316,7 @@ _BY_PREFIX: Final[dict[bytes, tuple[_Change, _Change]]] = {
     MAILBOX_PREFIX: (_seal_message, _open_message),
     DETAIL_PREFIX: _whole("detail"),
     LOOP_START_PREFIX: _whole("loop_start"),
+    SCHEDULE_INPUT_PREFIX: _whole("schedule"),
 }
 
 CODED_PREFIXES: Final = frozenset(_BY_PREFIX)
