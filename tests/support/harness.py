@@ -57,7 +57,6 @@ from perdure.workflow import (
 )
 from perdure.workflow.activation import Activation
 from perdure.workflow.hooks import make_hooks
-from perdure.workflow.waits import merge
 
 _numbers = count()
 
@@ -376,6 +375,7 @@ class Host:
     seed: int = 1
     on_history_updated: HistoryHook | None = None
     on_error: ErrorHook | None = None
+    deadline: Any = None
     handle: WorkflowHandle | None = None
     _nursery: trio.Nursery | None = None
     _manager: Any = None
@@ -384,7 +384,7 @@ class Host:
     _is_restarting: bool = False
 
     def _hooks(self) -> dict[str, Any]:
-        return {"on_history_updated": self.on_history_updated, "on_error": self.on_error}
+        return {"on_history_updated": self.on_history_updated, "on_error": self.on_error, "deadline": self.deadline}
 
     def ids(self) -> Uuid7Generator:
         self.seed += 1
@@ -451,7 +451,7 @@ class Host:
             if not activation._is_quiet():  # a step's function or a commit is in progress
                 state = activation.history.state
                 return WorkflowResult(WorkflowState.RUNNING if state.is_terminal else state)
-            wait = merge(parking.wait for parking in activation._parked)
+            wait = activation._merged_wait()
             sleep_until = None if wait.deadline_ms is None else wait.deadline_ms / 1000
             waiting = ("*",) if wait.names is None else (tuple(sorted(wait.names)) or None)
             return WorkflowResult(activation.history.state, None, sleep_until, waiting)

@@ -54,11 +54,12 @@ class Actor:
 
     @property
     def can_run(self) -> bool:
-        """Whether its function is to be begun: it is known, not begun yet, and the workflow has not ended."""
+        """Whether its function is to be begun: it is known, due and not begun yet, and the workflow has not ended."""
         return (
             not self.is_started
             and self.definition is not None
             and self.activation.closing is None
+            and self.activation.is_due
             and not self.activation.history.state.is_terminal
         )
 
@@ -71,7 +72,9 @@ class Actor:
     def is_usable(self) -> bool:
         """Whether operations may be given to it: it is not leaving, nor evicted or in trouble and about to leave."""
         closing = self.activation.closing
-        return not self.is_leaving and (closing is None or (closing is Closing.CANCELLED and not self.is_started))
+        if closing is None or closing is Closing.EXPIRED:  # that ends the workflow, and may be followed by a rollback
+            return not self.is_leaving
+        return not self.is_leaving and closing is Closing.CANCELLED and not self.is_started
 
     @property
     def is_mail_wanted(self) -> bool:

@@ -60,6 +60,7 @@ class AlarmWatch:
     async def _until_next(self) -> None:
         """Wait until a dormant workflow is due, or the next one to be so may be another."""
         with trio.CancelScope() as self._waiting:
+            await self._keeper.flush()  # who went to sleep during the look is in the catalog as one that is at work
             next_ms = await self._store.next_wake_ms(since_ms=self._floor_ms)
             if next_ms is None:
                 await trio.sleep_forever()

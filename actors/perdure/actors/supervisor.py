@@ -55,7 +55,7 @@ from perdure.workflow import (
 )
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.birth import Birth
-from perdure.workflow.checks import check_duration, check_schedule_name, check_when_ms, check_workflow_id
+from perdure.workflow.checks import check_duration, check_schedule_name, check_time_ms, check_workflow_id
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.typed import encode_input
 
@@ -210,6 +210,7 @@ class Supervisor:
         self._definitions = definitions
         self._grace = grace
         self._hooks = hooks
+        self._clock = clock
         self._keeper = CatalogKeeper(store, clock)
         self._alarms = AlarmWatch(store, self._keeper, clock)
         self._residents = Residents(
@@ -283,8 +284,11 @@ class Supervisor:
             workflow: One of those given to `open_supervisor`, or its name.
             workflow_id: Any non-empty text.
             input: What its function gets; anything that a step could return, and what the annotation of its parameter says.
-            start_at: Not before this time (seconds since the epoch, or a `datetime` with a timezone) does anything run.
-            deadline: At this time, given likewise, the workflow fails unless it has ended.
+            start_at: When it is to start: seconds from now, or an aware `datetime`; one that is past is now. Until then it is
+                `pending` and costs no memory. Messages are kept for it and do not start it; `wake()` does.
+            deadline: When it fails with `WorkflowDeadlineError` unless it has ended, given likewise. It is rolled back then,
+                if it has passed a rollback checkpoint; a step in progress is cancelled. So does one that is waiting, not in
+                memory or not started, or whose deadline has passed while no supervisor ran.
             attributes: By what it can be found: at most 64 names of at most 512 bytes, each with text (at most 1,024 bytes), a
                 number, a boolean or `None`.
 
@@ -300,7 +304,7 @@ class Supervisor:
         check_workflow_id(workflow_id)
         definition = self._registered(workflow)
         encoded = encode_input(definition.function, input, bytes_max=self._input_bytes_max)
-        birth = _birth(start_at, deadline, attributes)
+        birth = _birth(start_at, deadline, attributes, self._clock.now_ms())
         await trio.lowlevel.checkpoint()
 
         def check(actor: Actor) -> None:
@@ -547,11 +551,14 @@ class Supervisor:
 
 
 def _birth(
-    start_at: float | datetime | None, deadline: float | datetime | None, attributes: Mapping[str, Any] | None
+    start_at: float | datetime | None,
+    deadline: float | datetime | None,
+    attributes: Mapping[str, Any] | None,
+    now_ms: int,
 ) -> Birth:
     return Birth(
-        start_at_ms=None if start_at is None else check_when_ms(start_at, "spawn"),
-        deadline_ms=None if deadline is None else check_when_ms(deadline, "spawn"),
+        start_at_ms=None if start_at is None else check_time_ms(start_at, "start_at", now_ms),
+        deadline_ms=None if deadline is None else check_time_ms(deadline, "deadline", now_ms),
         attributes=encode_attributes(attributes) if attributes else None,
     )
 

@@ -24,6 +24,7 @@ __all__ = [
     "CODEC_KEY",
     "COMPLETION_SEQUENCE_KEY",
     "CREATED_AT_KEY",
+    "DEADLINE_KEY",
     "DEDUP_PREFIX",
     "DETAIL_PREFIX",
     "ERROR_KEY",
@@ -144,6 +145,8 @@ FORMAT_VERSION_KEY: Final = pack((_OWN, 11))
 """u64: the version of this layout."""
 PASSABLE_KEY: Final = pack((_OWN, 12))
 """CBOR list of pairs of entry ids: the code may pass over what was recorded after the first, up to the second."""
+DEADLINE_KEY: Final = pack((_OWN, 13))
+"""u64: when the workflow fails unless it has ended, milliseconds since the epoch."""
 CREATED_AT_KEY: Final = pack((_OWN, 17))
 """When a supervisor made the workflow: u64, milliseconds since the epoch."""
 CODEC_KEY: Final = pack((_OWN, 18))

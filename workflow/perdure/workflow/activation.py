@@ -35,6 +35,7 @@ from perdure.storage.errors import EncodeError, StorageError
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.committer import Committer
+from perdure.workflow.deadline import call_until_deadline, deadline_error, no_later
 from perdure.workflow.errors import (
     CrashLoopError,
     FaultError,
@@ -78,10 +79,11 @@ class Closing(enum.IntEnum):
 
     PARKED = 1
     EVICTED = 2
-    USER_CANCELLED = 3
-    FAULT = 4
-    CANCELLED = 5
-    STORAGE = 6
+    EXPIRED = 3
+    USER_CANCELLED = 4
+    FAULT = 5
+    CANCELLED = 6
+    STORAGE = 7
 
 
 class Activation:
@@ -149,6 +151,7 @@ class Activation:
         self._has_progressed = False
         self._has_begun_steps = False
         self._leaves_parked = False
+        self._is_eviction_due = False
         self.must_commit_before_step: bool = True
         self._holds = 0
         self._replays = 0
@@ -206,6 +209,16 @@ class Activation:
     def is_collecting(self) -> bool:
         """Whether the function is run for its handlers only: it is told what is recorded, and does nothing new."""
         return self.collected is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it may be begun: it was begun before, or need not wait for its start any more."""
+        history = self.history
+        return (
+            history.state is not WorkflowState.PENDING
+            or history.alarm_ms is None
+            or self.clock.now_ms() >= history.alarm_ms
+        )
 
     @property
     def has_wanted_mail(self) -> bool:
@@ -394,7 +407,7 @@ class Activation:
         """
         was_quiet = self._is_quiet()
         if was_quiet:
-            self.waiting = merge(parked.wait for parked in self._parked)
+            self.waiting = self._merged_wait()
             if self.when_parked_late is not None and self._may_park_late():
                 self.is_parked_late = True
                 self.when_parked_late()
@@ -411,6 +424,13 @@ class Activation:
                 self.quiet_since = trio.current_time()
                 if self.when_quiet is not None:
                     self.when_quiet()
+
+    def _merged_wait(self) -> Wait:
+        """What the parked lanes wait for, and no longer than until the workflow's deadline."""
+        waits = [parked.wait for parked in self._parked]
+        if (deadline_ms := no_later(self.history, None)) is not None:
+            waits.append(Wait(deadline_ms))
+        return merge(waits)
 
     def _may_park_late(self) -> bool:
         """Whether `running`, and no activation without progress, is durable, and nothing is to be written but names.
@@ -493,7 +513,12 @@ class Activation:
                 parking.wake()
 
     def arm_if_dormant(self) -> None:
-        """Arm the alarm for now if no run will see what was just recorded; durable with the next commit."""
+        """Arm the alarm for now if no run will see what was just recorded; durable with the next commit.
+
+        That of a workflow that is to start later stays: it sees what was recorded then.
+        """
+        if not self.is_due:
+            return
         if not self.is_running or self.closing is not None:
             now_ms = self.clock.now_ms()
             alarm_ms = self.history.alarm_ms
@@ -501,7 +526,12 @@ class Activation:
 
     def evict(self) -> None:
         """Make the function unwind; what is recorded stays, and the workflow can be run again elsewhere."""
+        self._is_eviction_due = True  # should it be unwinding for its deadline, it is not to be rolled back here
         self.close(Closing.EVICTED)
+
+    def expire(self) -> None:
+        """The workflow's deadline has come: make the function unwind; the workflow fails then."""
+        self.close(Closing.EXPIRED)
 
     def drain(self) -> None:
         """Evict the workflow as soon as no step function runs: at once if it waits, else before its next operation."""
@@ -531,9 +561,11 @@ class Activation:
                 await self._end_crash_loop()
                 return
             if self.history.state is not WorkflowState.ROLLING_BACK:
-                value, error = await self.call(function)
+                value, error = await call_until_deadline(self, function)
                 if self.closing is None:
                     await self._end(function, value, error)
+                elif self.closing is Closing.EXPIRED:
+                    await self._end_expired()
             if self.history.state is WorkflowState.ROLLING_BACK and self.closing is None:
                 await roll_back(self, function)
             await self._settle_closing()
@@ -614,12 +646,21 @@ class Activation:
         else:
             await self._fail(error)
 
+    async def _end_expired(self) -> None:
+        """Fail a workflow whose function has unwound at its deadline. Where it is rolled back, that is of the same activation."""
+        self.closing = None
+        self._closed = trio.Event()
+        self.waiting = None
+        await self._fail(deadline_error(self.history))
+        if self._is_eviction_due:
+            self.evict()
+
     async def _settle_closing(self) -> None:
         if self.closing is Closing.USER_CANCELLED:
             await trio.lowlevel.checkpoint_if_cancelled()  # cancelled from outside after all: an eviction
             self.close(Closing.FAULT, self._error)
         match self.closing:
-            case None | Closing.PARKED:
+            case None | Closing.PARKED | Closing.EXPIRED:
                 pass
             case Closing.CANCELLED:
                 await self.commit_from_outside()  # not told to anybody before it is durable

@@ -27,6 +27,7 @@ __all__ = [
     "check_methods",
     "check_name",
     "check_schedule_name",
+    "check_time_ms",
     "check_when_ms",
     "check_workflow_id",
     "check_workflow_name",
@@ -162,9 +163,9 @@ def check_count(count: object, what: str, *, least: int, example: str) -> int:
     return count
 
 
-def check_when_ms(when: object, operation: str) -> int:
+def check_when_ms(when: object, operation: str, example: str | None = None) -> int:
     """A time as milliseconds since the epoch, from seconds since the epoch or an aware `datetime`."""
-    example = f'ctx.{operation}("deadline", datetime(2030, 1, 1, tzinfo=timezone.utc))'
+    example = example or f'ctx.{operation}("deadline", datetime(2030, 1, 1, tzinfo=timezone.utc))'
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise InvalidArgumentError(f"{when!r} has no timezone, so it names no moment; write {example}")
@@ -179,6 +180,23 @@ def check_when_ms(when: object, operation: str) -> int:
         shown = repr(when) if isinstance(when, datetime) else _shown(seconds)
         raise InvalidArgumentError(f"the time must be finite and not before 1970, not {shown}; write {example}")
     return ms_ceil(float(seconds)) if isinstance(seconds, float) else seconds * 1000
+
+
+_SECONDS_MAX: Final = 10**9
+
+
+def check_time_ms(when: object, what: str, now_ms: int) -> int:
+    """A time as milliseconds since the epoch, from seconds from now or an aware `datetime`, which may be past."""
+    if isinstance(when, datetime):
+        return check_when_ms(when, what, f"{what}=datetime(2030, 1, 1, tzinfo=timezone.utc)")
+    example = f"{what}=3600.0 (seconds from now) or {what}=datetime(2030, 1, 1, tzinfo=timezone.utc)"
+    seconds = check_duration(when, what, example)
+    if seconds >= _SECONDS_MAX:
+        raise InvalidArgumentError(
+            f"{what}={_shown(cast('float', when))} is more than 31 years from now; a number is seconds from now, not since the "
+            f"epoch, so write {example}"
+        )
+    return now_ms + ms_ceil(seconds)
 
 
 def check_driver(driver: object) -> None:

@@ -11,6 +11,7 @@ from perdure.storage import encode_value
 from perdure.storage.schema import MailboxMessage, SleepEntry, SleepState
 from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.checks import check_message_id, check_message_name
+from perdure.workflow.deadline import lift_if_passed
 from perdure.workflow.errors import WorkflowEndedError
 from perdure.workflow.history import History, Node
 from perdure.workflow.plain import to_plain
@@ -54,7 +55,7 @@ async def send(activation: Activation, name: str, body: object, *, message_id: s
 
 
 async def wake(activation: Activation) -> None:
-    """End pending sleeps and retry backoffs, in one batch. Without effect where nothing sleeps."""
+    """End pending sleeps, retry backoffs and the wait for the start, in one batch. Without effect where nothing sleeps."""
     history = activation.history
     if history.state.is_terminal:
         return
@@ -63,6 +64,8 @@ async def wake(activation: Activation) -> None:
         wake_rollback(history)
     else:
         _end_sleeps(history)
+    if not activation.is_due:
+        history.set_alarm(activation.clock.now_ms())
     has_changed = history.pending.version != version
     if has_changed:
         if activation.is_running:
@@ -86,13 +89,14 @@ async def cancel(activation: Activation) -> None:
 
 
 async def recover(activation: Activation) -> bool:
-    """Make a failed workflow runnable again.
+    """Make a failed workflow runnable again, without its deadline if that has passed.
 
     Returns:
         Whether it was failed; otherwise nothing changes.
     """
     if not reopen(activation.history):
         return False
+    lift_if_passed(activation.history, activation.clock.now_ms())
     activation.arm_if_dormant()
     await activation.commit_from_outside()
     return True

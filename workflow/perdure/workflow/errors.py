@@ -45,6 +45,7 @@ __all__ = [
     "UserCancellationError",
     "ValueTypeError",
     "WorkflowCancelledError",
+    "WorkflowDeadlineError",
     "WorkflowEndedError",
     "WorkflowError",
     "WorkflowFailedError",
@@ -296,6 +297,16 @@ class WorkflowCancelledError(WorkflowError):
     """The workflow was cancelled."""
 
     workflow_id: str
+
+
+class WorkflowDeadlineError(WorkflowError):
+    """The workflow had not ended at the deadline that it was given; what it failed with.
+
+    Attributes:
+        deadline_ms: The deadline, in milliseconds since the epoch.
+    """
+
+    deadline_ms: int
 
 
 class WorkflowSuspendedError(WorkflowError):

@@ -115,6 +115,7 @@ class History:
         state: The workflow's state, as it will be once `pending` is committed.
         input, output, error: The stored CBOR, or `None` where there is none.
         alarm_ms: When the workflow is to be woken.
+        deadline_ms: When it fails unless it has ended, in milliseconds since the epoch; `None` for never.
         failure_causes: Ids of the entries that failed the workflow; `None` if that is not known, as when the reference
             engine ran it to its failure.
         idle_activations: How many activations in a row began work and recorded none.
@@ -135,6 +136,7 @@ class History:
         self.output: bytes | None = None
         self.error: bytes | None = None
         self.alarm_ms: int | None = None
+        self.deadline_ms: int | None = None
         self.idle_activations: int = 0
         self.seed: bytes | None = None
         self.failure_causes: list[str] | None = None
@@ -237,6 +239,8 @@ class History:
         self.seed = fields.get(layout.SEED_KEY)
         if (count := fields.get(layout.IDLE_ACTIVATIONS_KEY)) is not None:
             self.idle_activations = layout.decode_u64(count)
+        if (deadline := fields.get(layout.DEADLINE_KEY)) is not None:
+            self.deadline_ms = layout.decode_u64(deadline)
         if (sequence := fields.get(layout.COMPLETION_SEQUENCE_KEY)) is not None:
             self.completions = layout.decode_u64(sequence)
         if (passable := fields.get(layout.PASSABLE_KEY)) is not None:
@@ -475,7 +479,11 @@ class History:
             self.pending.put(layout.ATTRIBUTES_KEY, birth.attributes)
         if birth.parent is not None:
             self.pending.put(layout.PARENT_KEY, birth.parent)
-        self.set_alarm(birth.start_at_ms)
+        if birth.deadline_ms is not None:
+            self.set_deadline(birth.deadline_ms)
+        if birth.start_at_ms is not None:
+            starts = (birth.start_at_ms, birth.deadline_ms)
+            self.set_alarm(min(time_ms for time_ms in starts if time_ms is not None))
         self.pending.put(layout.STATE_KEY, self.state.value.encode())
 
     def adopt(self, workflow_type: str, seed: bytes) -> None:
@@ -548,6 +556,14 @@ class History:
         if wake_at_ms != self.alarm_ms:
             self.alarm_ms = wake_at_ms
             self.pending.set_alarm(AlarmChange(self.workflow_id, wake_at_ms))
+
+    def set_deadline(self, deadline_ms: int | None) -> None:
+        """Record when the workflow fails unless it has ended; `None` for never."""
+        self.deadline_ms = deadline_ms
+        if deadline_ms is None:
+            self.pending.delete(layout.DEADLINE_KEY)
+        else:
+            self.pending.put(layout.DEADLINE_KEY, layout.encode_u64(deadline_ms))
 
     def set_idle_activations(self, count: int) -> None:
         """Record the count of activations without progress; 0 removes it."""

@@ -40,6 +40,7 @@ from perdure.storage.schema import (
 from perdure.workflow.activation import Activation
 from perdure.workflow.checks import check_driver
 from perdure.workflow.clock import Clock
+from perdure.workflow.deadline import lift_if_passed
 from perdure.workflow.errors import InvalidArgumentError, RewindError
 from perdure.workflow.history import History, Node, Path, order_of_creation
 from perdure.workflow.mailbox import Mailbox
@@ -105,6 +106,7 @@ async def replay_from_step(
         history.clear_output()
         history.clear_error()
         history.set_idle_activations(0)
+        lift_if_passed(history, activation.clock.now_ms())
         history.apply(WorkflowEvent.REWIND)
         history.set_alarm(activation.clock.now_ms())
         await activation.commit_from_outside()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
 import trio
 
 from perdure.storage import Driver
 from perdure.workflow.activation import Activation, Closing
-from perdure.workflow.checks import check_driver, check_methods, check_workflow_id
-from perdure.workflow.clock import Clock
+from perdure.workflow.birth import NOTHING_SPECIAL, Birth
+from perdure.workflow.checks import check_driver, check_methods, check_time_ms, check_workflow_id
+from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.context import Context
 from perdure.workflow.control import cancel, recover, send, wake
 from perdure.workflow.definition import Workflow, definition_of
@@ -45,6 +47,7 @@ async def run_workflow(
     driver: Driver,
     *,
     mode: RunMode = "yield",
+    deadline: float | datetime | None = None,
     on_history_updated: HistoryHook | None = None,
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
@@ -64,6 +67,8 @@ async def run_workflow(
         input: Kept from the first run; later runs get the stored one, whatever is passed.
         driver: The workflow's namespace; it stays open.
         mode: `yield` or `live`.
+        deadline: When the workflow fails with `WorkflowDeadlineError` unless it has ended: seconds from now, or an aware
+            `datetime`. Kept from the first run, whatever is passed later.
         on_history_updated: Called with a `HistoryUpdated` for each commit that changed history or state, after it.
         on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
             durable, and not again on a replay. Either may be a plain function, which is to be quick, or a coroutine
@@ -82,10 +87,10 @@ async def run_workflow(
     """
     hooks = make_hooks(on_history_updated, on_error)
     if hooks is None:
-        definition, activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, None)
+        definition, activation = await _run(workflow_id, fn, input, driver, mode, deadline, clock, ids, None)
     else:
         async with hooks.running():
-            definition, activation = await _run(workflow_id, fn, input, driver, mode, clock, ids, hooks)
+            definition, activation = await _run(workflow_id, fn, input, driver, mode, deadline, clock, ids, hooks)
     error = ending_error(activation)
     if error is not None:
         raise error
@@ -98,11 +103,12 @@ async def _run(
     input: object,
     driver: Driver,
     mode: RunMode,
+    deadline: float | datetime | None,
     clock: Clock | None,
     ids: IdGenerator | None,
     hooks: Hooks | None,
 ) -> tuple[Workflow[Any, Any], Activation]:
-    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids, hooks)
+    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, deadline, clock, ids, hooks)
     await activation.run(definition.function, mode=mode)
     return definition, activation
 
@@ -113,6 +119,7 @@ async def _prepare(
     input: object,
     driver: Driver,
     mode: RunMode,
+    deadline: float | datetime | None,
     clock: Clock | None,
     ids: IdGenerator | None,
     hooks: Hooks | None,
@@ -123,14 +130,21 @@ async def _prepare(
     if mode not in ("yield", "live"):
         raise InvalidArgumentError(f'mode must be "yield" or "live", not {mode!r}')
     check_clock(clock)
+    _birth(deadline, SystemClock())
     if ids is not None:
         check_methods(ids, ("next_id", "start_after", "random_bytes"), "ids", "Uuid7Generator(SystemClock())")
     activation = await Activation.load(workflow_id, driver, clock=clock, ids=ids, hooks=hooks)
     if activation.is_new:
-        activation.create(definition.name, input, definition.function)
+        activation.create(definition.name, input, definition.function, _birth(deadline, activation.clock))
     elif not activation.history.state.is_terminal:
         activation.history.adopt(definition.name, activation.ids.random_bytes(16))
     return definition, activation
+
+
+def _birth(deadline: float | datetime | None, clock: Clock) -> Birth:
+    if deadline is None:
+        return NOTHING_SPECIAL
+    return Birth(deadline_ms=check_time_ms(deadline, "deadline", clock.now_ms()))
 
 
 def check_clock(clock: object) -> None:
@@ -230,6 +244,7 @@ async def start_workflow(
     driver: Driver,
     *,
     mode: RunMode = "live",
+    deadline: float | datetime | None = None,
     on_history_updated: HistoryHook | None = None,
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
@@ -244,7 +259,7 @@ async def start_workflow(
     hooks = make_hooks(on_history_updated, on_error)
     if hooks is not None:
         hooks.open(nursery)
-    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, clock, ids, hooks)
+    definition, activation = await _prepare(workflow_id, fn, input, driver, mode, deadline, clock, ids, hooks)
     await activation.commit_from_outside()
     handle = _LocalHandle(nursery, definition, activation, mode, hooks)
     handle.start()
