@@ -12,14 +12,16 @@ is a way to the other one (`supervisor.asyncio`, `supervisor.blocking`), for pro
 Rejected: one object with each method twice (`spawn`, `aspawn`), where every forgotten prefix is found at run time.
 """
 
-from perdure.actors.portal.awaitable import AsyncioHandle, AsyncioSupervisor
-from perdure.actors.portal.blocking import BlockingHandle, BlockingSupervisor
+from perdure.actors.portal.awaitable import AsyncioHandle, AsyncioScheduleHandle, AsyncioSupervisor
+from perdure.actors.portal.blocking import BlockingHandle, BlockingScheduleHandle, BlockingSupervisor
 from perdure.actors.portal.opening import open_asyncio_portal, open_portal
 
 __all__ = [
     "AsyncioHandle",
+    "AsyncioScheduleHandle",
     "AsyncioSupervisor",
     "BlockingHandle",
+    "BlockingScheduleHandle",
     "BlockingSupervisor",
     "open_asyncio_portal",
     "open_portal",

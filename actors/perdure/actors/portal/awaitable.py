@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.actors.portal.thread import PortalThread
+from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
 from perdure.workflow import Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from perdure.actors.portal.blocking import BlockingSupervisor
 
-__all__ = ["AsyncioHandle", "AsyncioSupervisor"]
+__all__ = ["AsyncioHandle", "AsyncioScheduleHandle", "AsyncioSupervisor"]
 
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
@@ -86,6 +87,36 @@ class AsyncioHandle(Generic[Output_co]):
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""
         return await self._thread.call_async(lambda: self._handle.history())
+
+
+class AsyncioScheduleHandle:
+    """A schedule, for asyncio tasks."""
+
+    __slots__ = ("_handle", "_thread")
+
+    def __init__(self, thread: PortalThread, handle: ScheduleHandle) -> None:
+        self._thread = thread
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    @property
+    def name(self) -> str:
+        """The schedule's name."""
+        return self._handle.name
+
+    async def info(self) -> ScheduleInfo:
+        """What is known of it."""
+        return await self._thread.call_async(lambda: self._handle.info())
+
+    async def pause(self) -> None:
+        """Start nothing from now on, what is queued included. Durable on return."""
+        await self._thread.call_async(lambda: self._handle.pause())
+
+    async def resume(self) -> None:
+        """Go on with what is queued and with the next occurrence. Durable on return."""
+        await self._thread.call_async(lambda: self._handle.resume())
 
 
 class AsyncioSupervisor:
@@ -157,6 +188,46 @@ class AsyncioSupervisor:
         """The handle of a workflow that exists."""
         handle = await self._thread.call_async(lambda: self._thread.supervisor.get(workflow_id))
         return AsyncioHandle(self._thread, handle)
+
+    @overload
+    async def schedule(
+        self,
+        name: str,
+        workflow: Callable[[Context, InputT], Awaitable[object]],
+        input: InputT,
+        **options: Unpack[ScheduleOptions],
+    ) -> AsyncioScheduleHandle: ...
+
+    @overload
+    async def schedule(
+        self, name: str, workflow: Callable[[Context, None], Awaitable[object]], **options: Unpack[ScheduleOptions]
+    ) -> AsyncioScheduleHandle: ...
+
+    @overload
+    async def schedule(
+        self, name: str, workflow: str, input: object = None, **options: Unpack[ScheduleOptions]
+    ) -> AsyncioScheduleHandle: ...
+
+    async def schedule(
+        self, name: str, workflow: WorkflowLike | str, input: object = None, **options: Unpack[ScheduleOptions]
+    ) -> AsyncioScheduleHandle:
+        """Start a workflow again and again, exactly once for each occurrence. Durable on return."""
+        schedule: Callable[..., Awaitable[ScheduleHandle]] = self._thread.supervisor.schedule
+        handle = await self._thread.call_async(lambda: schedule(name, workflow, input, **options))
+        return AsyncioScheduleHandle(self._thread, handle)
+
+    async def get_schedule(self, name: str) -> AsyncioScheduleHandle:
+        """The handle of a schedule that exists."""
+        handle = await self._thread.call_async(lambda: self._thread.supervisor.get_schedule(name))
+        return AsyncioScheduleHandle(self._thread, handle)
+
+    async def schedules(self) -> tuple[ScheduleInfo, ...]:
+        """All schedules, by name."""
+        return await self._thread.call_async(lambda: self._thread.supervisor.schedules())
+
+    async def unschedule(self, name: str) -> None:
+        """Remove a schedule, and the occurrences that it has queued. Durable on return."""
+        await self._thread.call_async(lambda: self._thread.supervisor.unschedule(name))
 
     def describe(self, workflow_id: str) -> str:
         """Where a person finds the workflow's data."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.actors.portal.thread import PortalThread
+from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
 from perdure.workflow import Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
 from perdure.workflow.checks import check_duration
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from perdure.actors.portal.awaitable import AsyncioSupervisor
 
-__all__ = ["BlockingHandle", "BlockingSupervisor"]
+__all__ = ["BlockingHandle", "BlockingScheduleHandle", "BlockingSupervisor"]
 
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
@@ -95,6 +96,36 @@ class BlockingHandle(Generic[Output_co]):
         return self._thread.call(lambda: self._handle.history())
 
 
+class BlockingScheduleHandle:
+    """A schedule, for plain threads."""
+
+    __slots__ = ("_handle", "_thread")
+
+    def __init__(self, thread: PortalThread, handle: ScheduleHandle) -> None:
+        self._thread = thread
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    @property
+    def name(self) -> str:
+        """The schedule's name."""
+        return self._handle.name
+
+    def info(self) -> ScheduleInfo:
+        """What is known of it."""
+        return self._thread.call(lambda: self._handle.info())
+
+    def pause(self) -> None:
+        """Start nothing from now on, what is queued included. Durable on return."""
+        self._thread.call(lambda: self._handle.pause())
+
+    def resume(self) -> None:
+        """Go on with what is queued and with the next occurrence. Durable on return."""
+        self._thread.call(lambda: self._handle.resume())
+
+
 class BlockingSupervisor:
     """A supervisor, for plain threads; made by `open_portal`."""
 
@@ -164,6 +195,46 @@ class BlockingSupervisor:
         """The handle of a workflow that exists."""
         handle = self._thread.call(lambda: self._thread.supervisor.get(workflow_id))
         return BlockingHandle(self._thread, handle)
+
+    @overload
+    def schedule(
+        self,
+        name: str,
+        workflow: Callable[[Context, InputT], Awaitable[object]],
+        input: InputT,
+        **options: Unpack[ScheduleOptions],
+    ) -> BlockingScheduleHandle: ...
+
+    @overload
+    def schedule(
+        self, name: str, workflow: Callable[[Context, None], Awaitable[object]], **options: Unpack[ScheduleOptions]
+    ) -> BlockingScheduleHandle: ...
+
+    @overload
+    def schedule(
+        self, name: str, workflow: str, input: object = None, **options: Unpack[ScheduleOptions]
+    ) -> BlockingScheduleHandle: ...
+
+    def schedule(
+        self, name: str, workflow: WorkflowLike | str, input: object = None, **options: Unpack[ScheduleOptions]
+    ) -> BlockingScheduleHandle:
+        """Start a workflow again and again, exactly once for each occurrence. Durable on return."""
+        schedule: Callable[..., Awaitable[ScheduleHandle]] = self._thread.supervisor.schedule
+        handle = self._thread.call(lambda: schedule(name, workflow, input, **options))
+        return BlockingScheduleHandle(self._thread, handle)
+
+    def get_schedule(self, name: str) -> BlockingScheduleHandle:
+        """The handle of a schedule that exists."""
+        handle = self._thread.call(lambda: self._thread.supervisor.get_schedule(name))
+        return BlockingScheduleHandle(self._thread, handle)
+
+    def schedules(self) -> tuple[ScheduleInfo, ...]:
+        """All schedules, by name."""
+        return self._thread.call(lambda: self._thread.supervisor.schedules())
+
+    def unschedule(self, name: str) -> None:
+        """Remove a schedule, and the occurrences that it has queued. Durable on return."""
+        self._thread.call(lambda: self._thread.supervisor.unschedule(name))
 
     def describe(self, workflow_id: str) -> str:
         """Where a person finds the workflow's data."""

@@ -1,0 +1,97 @@
+"""A portal's two faces have all that a supervisor and its handles have, with the same arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from portals import adder
+
+from perdure.actors import ActorHandle, ScheduleHandle, ScheduleNotFoundError, Supervisor
+from perdure.actors.portal import (
+    AsyncioHandle,
+    AsyncioScheduleHandle,
+    AsyncioSupervisor,
+    BlockingHandle,
+    BlockingScheduleHandle,
+    BlockingSupervisor,
+    open_asyncio_portal,
+    open_portal,
+)
+from perdure.storage import MemoryStore
+from perdure.workflow.checks import is_coroutine_function
+
+ORIGINALS: list[tuple[type, type, type]] = [
+    (Supervisor, BlockingSupervisor, AsyncioSupervisor),
+    (ActorHandle, BlockingHandle, AsyncioHandle),
+    (ScheduleHandle, BlockingScheduleHandle, AsyncioScheduleHandle),
+]
+OWN = {"hurry"}
+"""What a supervisor has for the portal itself."""
+
+PLAIN = {"describe"}
+"""What looks at nothing that changes, so that it is not awaited on either face."""
+
+HINT = "a portal lacks it, or has it otherwise: add a method of a line or two to portal/blocking.py and portal/awaitable.py"
+
+
+def methods(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: member for name, member in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+
+
+def arguments(method: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    parameters = inspect.signature(method).parameters
+    return {name: (parameter.kind, parameter.default) for name, parameter in parameters.items() if name != "self"}
+
+
+CASES = [
+    pytest.param(method, face, name, id=f"{face.__name__}.{name}")
+    for original, *faces in ORIGINALS
+    for name, method in methods(original).items()
+    if name not in OWN
+    for face in faces
+]
+
+
+@pytest.mark.parametrize(("original", "face", "name"), CASES)
+def test_a_face_has_each_method_with_its_arguments(original: Callable[..., Any], face: type, name: str) -> None:
+    method = methods(face).get(name)
+    assert method is not None, HINT
+    wanted, given = arguments(original), arguments(method)
+    if "options" in given:  # typed by a dictionary of the original's
+        assert wanted.items() >= {key: value for key, value in given.items() if key != "options"}.items(), HINT
+    else:
+        if face.__name__.startswith("Blocking") and "timeout" not in wanted:
+            given.pop("timeout", None)
+        assert given == wanted, HINT
+    assert is_coroutine_function(method) == (face.__name__.startswith("Asyncio") and name not in PLAIN)
+
+
+def test_schedules_are_made_looked_at_paused_and_removed_on_both_faces() -> None:
+    with open_portal(MemoryStore(), [adder]) as supervisor:
+        handle = supervisor.schedule("sums", adder, [1, 2], every=3600)
+        assert (handle.name, repr(handle)) == ("sums", "<schedule 'sums'>")
+        handle.pause()
+        assert supervisor.get_schedule("sums").info().is_paused
+        handle.resume()
+        assert [schedule.is_paused for schedule in supervisor.schedules()] == [False]
+        supervisor.unschedule("sums")
+        with pytest.raises(ScheduleNotFoundError):
+            handle.info()
+
+    async def main() -> None:
+        async with open_asyncio_portal(MemoryStore(), [adder]) as supervisor:
+            handle = await supervisor.schedule("sums", adder, [1, 2], every=3600)
+            assert (handle.name, repr(handle)) == ("sums", "<schedule 'sums'>")
+            await handle.pause()
+            assert (await (await supervisor.get_schedule("sums")).info()).is_paused
+            await handle.resume()
+            assert [schedule.is_paused for schedule in await supervisor.schedules()] == [False]
+            await supervisor.unschedule("sums")
+            with pytest.raises(ScheduleNotFoundError):
+                await handle.info()
+
+    asyncio.run(main())
