@@ -59,12 +59,17 @@ LEGIBLE = {
     layout.PARENT_KEY,
     layout.FORMAT_VERSION_KEY,
     layout.PASSABLE_KEY,
+    layout.DEADLINE_KEY,
+    layout.DUTIES_KEY,
+    layout.GENERATION_KEY,
+    layout.JOINERS_KEY,
     layout.CREATED_AT_KEY,
     layout.CODEC_KEY,
 }
 LEGIBLE_PREFIXES = {
     layout.NAMES_PREFIX,
     layout.DEDUP_PREFIX,
+    layout.SENT_PREFIX,
     own_layout.SCHEDULES_PREFIX,
     own_layout.SCHEDULE_DEFINITION_PREFIX,
     own_layout.SCHEDULE_CURSOR_PREFIX,

@@ -44,6 +44,8 @@ def test_fixed_keys_never_change() -> None:
         "DEDUP_PREFIX": "1522",
         "DETAIL_PREFIX": "1523",
         "LOOP_START_PREFIX": "1524",
+        "CALLS_PREFIX": "1526",
+        "SENT_PREFIX": "1527",
         "STATE_KEY": "15031501",
         "OUTPUT_KEY": "15031502",
         "ERROR_KEY": "15031503",
@@ -60,8 +62,11 @@ def test_fixed_keys_never_change() -> None:
         "FAILURE_CAUSES_KEY": "1520150a",
         "FORMAT_VERSION_KEY": "1520150b",
         "PASSABLE_KEY": "1520150c",
-        "CREATED_AT_KEY": "15201511",
         "CODEC_KEY": "15201512",
+        "DUTIES_KEY": "1520150e",
+        "GENERATION_KEY": "1520150f",
+        "JOINERS_KEY": "15201510",
+        "CREATED_AT_KEY": "15201511",
     }
 
 

@@ -123,10 +123,12 @@ class _Standing:
     alarm_ms: int | None
     mail: int
     attributes: Mapping[str, Scalar] | None = None
+    has_duties: bool = False
 
     def after(self, batch: Batch) -> _Standing:
         """The same once this batch is written."""
         state, alarm_ms, mail, attributes = self.state, self.alarm_ms, self.mail, self.attributes
+        has_duties = self.has_duties
         for key, value in batch.puts:
             if key == layout.STATE_KEY:
                 state = value.decode()
@@ -134,16 +136,20 @@ class _Standing:
                 mail += 1
             elif key == layout.ATTRIBUTES_KEY:
                 attributes = decode_attributes(value)
+            elif key == layout.DUTIES_KEY:
+                has_duties = True
         for key in batch.deletes:
             if key.startswith(layout.MAILBOX_PREFIX):
                 mail -= 1
+            elif key == layout.DUTIES_KEY:
+                has_duties = False
         if batch.alarm is not None:
             alarm_ms = batch.alarm.wake_at_ms
-        return _Standing(state, alarm_ms, mail, attributes)
+        return _Standing(state, alarm_ms, mail, attributes, has_duties)
 
     def wake_ms(self, *, wants_mail: bool) -> int | None:
         """When the workflow wants to be activated."""
-        return wake_of(self.state, self.alarm_ms, wants_mail=wants_mail)
+        return wake_of(self.state, self.alarm_ms, wants_mail=wants_mail, has_duties=self.has_duties)
 
 
 class CatalogedDriver:
@@ -152,6 +158,7 @@ class CatalogedDriver:
     Attributes:
         row: The row as it is, or soon will be, in the catalog.
         has_written: Whether a batch was written since `follow`.
+        when_duties: Called when a batch was written by which a workflow that has not ended has duties (`duties.py`).
         when_sound: Called when a batch was written that clears the count of activations without a record.
     """
 
@@ -165,12 +172,18 @@ class CatalogedDriver:
         self.row: CatalogRow = row
         self.has_written: bool = False
         self.when_sound: Callable[[], None] | None = None
+        self.when_duties: Callable[[], None] | None = None
 
     def follow(self, activation: Activation) -> None:
         """From now on the row follows this activation, which holds just what is stored."""
         history = activation.history
         self._activation = activation
-        self._standing = _Standing(history.state.value, history.alarm_ms, len(activation.mailbox))
+        self._standing = _Standing(
+            history.state.value,
+            history.alarm_ms,
+            len(activation.mailbox),
+            has_duties=bool(history.calls.duties),
+        )
         self.row = replace(self.row, workflow_type=history.workflow_type or self.row.workflow_type)
         self._move_later()
 
@@ -178,6 +191,11 @@ class CatalogedDriver:
     def is_terminal(self) -> bool:
         """Whether the workflow has ended, durably."""
         return self._standing.state in _TERMINAL
+
+    @property
+    def has_duties(self) -> bool:
+        """Whether the workflow owes something to others, durably."""
+        return self._standing.has_duties
 
     async def move_earlier(self, wake_ms: int | None) -> None:
         """See that the catalog's wake is no later than this."""
@@ -242,8 +260,10 @@ class CatalogedDriver:
             self.when_sound()
         self._is_in_doubt = False
         self.has_written = True
-        self._standing = standing
+        had_duties, self._standing = self._standing.has_duties, standing
         self._move_later()
+        if standing.has_duties and not had_duties and not self.is_terminal and self.when_duties is not None:
+            self.when_duties()
 
     def settle(self) -> None:
         """The actor leaves memory: the row says what it is to be woken for; as early as before if that is not known."""

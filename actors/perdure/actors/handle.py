@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.workflow import ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
+from perdure.workflow import ChildInfo, ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
+from perdure.workflow.children import children_of
 from perdure.workflow.control import recover, send, wake
 from perdure.workflow.history import History
 from perdure.workflow.snapshot import error_of, history_entries
@@ -115,6 +116,10 @@ class ActorHandle:
         """What it failed with, or `None`."""
         error: ErrorInfo | None = error_of(await self._settled())
         return error
+
+    async def children(self) -> tuple[ChildInfo, ...]:
+        """The workflows that it has called, as far as its history holds them."""
+        return children_of(await self._settled())
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""

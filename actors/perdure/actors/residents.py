@@ -22,8 +22,10 @@ import trio
 
 from perdure.actors.actor import Actor
 from perdure.actors.catalog import CatalogedDriver, CatalogKeeper
+from perdure.actors.duties import Duties
 from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
 from perdure.actors.gates import Gates
+from perdure.actors.hosting import Hosting
 from perdure.actors.parks import LateParks
 from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
@@ -79,6 +81,8 @@ class Residents:
         self._hooks = hooks
         self._on_dormant = on_dormant
         self._on_interrupt = on_interrupt
+        self.duties = Duties(self)
+        self._hosting = Hosting(self, keeper, definitions)
         self._gates = Gates()
         self._suspects = Suspects()
         self.late_parks: LateParks = LateParks(on_interrupt)
@@ -138,6 +142,11 @@ class Residents:
             _log.warning("workflow %r cannot be activated: %s", workflow_id, error)
             self._announce(workflow_id)
 
+    def want(self, workflow_id: str) -> None:
+        """See to it that a workflow runs that has something to do."""
+        if self.nursery is not None and not self.is_closing:
+            self.nursery.start_soon(self.activate, workflow_id)
+
     async def ensure_running(self, workflow_id: str) -> None:
         """Make a workflow live that has something to do."""
         actor = self.live.get(workflow_id)
@@ -158,8 +167,12 @@ class Residents:
         input: object,
         check: Callable[[Actor], None],
         birth: Birth = NOTHING_SPECIAL,
-    ) -> None:
+        may_create: Callable[[], bool] | None = None,
+    ) -> bool:
         """See that the workflow exists, passes the check (which may raise), and runs.
+
+        Returns:
+            Whether it does; not if it did not and, as `may_create` said when it was to be made, is not to.
 
         Shielded from cancellation: a workflow that was created is started, whoever stops waiting for it meanwhile.
         """
@@ -170,15 +183,18 @@ class Residents:
                 if actor is not None and actor.is_leaving:
                     await self._retire(actor)
                     actor = None
-                actor = (
-                    actor or await self._find(workflow_id) or await self._create(definition, workflow_id, input, birth)
-                )
+                actor = actor or await self._find(workflow_id)
+                if actor is None:
+                    if may_create is not None and not may_create():
+                        return False
+                    actor = await self._create(definition, workflow_id, input, birth)
                 try:
                     check(actor)
                 except BaseException:
                     await self._retire_if_idle(actor)
                     raise
                 await self._start_or_retire(actor)
+        return True
 
     async def evict(self, workflow_id: str) -> None:
         """Take a live workflow out of memory; returns when it is dormant."""
@@ -288,6 +304,8 @@ class Residents:
         driver.follow(activation)
         activation.when_parked_late = partial(self.late_parks.note, activation)
         actor = Actor(activation.history.workflow_id, driver, activation, definition)
+        activation.host = self._hosting
+        driver.when_duties = partial(self.duties.want, actor.workflow_id)
         self.live[actor.workflow_id] = actor
         return actor
 
@@ -308,6 +326,8 @@ class Residents:
         self.troubles.pop(workflow_id, None)
         actor.is_started = True
         self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
+        if actor.driver.has_duties:
+            self.duties.want(workflow_id)
         self._announce(workflow_id)
 
     @trio.lowlevel.enable_ki_protection
@@ -316,6 +336,7 @@ class Residents:
         try:
             async with self._suspects.turn(actor):
                 await actor.run()
+            await self.duties.see_to(actor)
         except trio.Cancelled:
             raise
         except BaseException as error:
@@ -336,6 +357,8 @@ class Residents:
             await actor.close()
         finally:
             del self.live[actor.workflow_id]
+            if actor.driver.has_duties and not self.is_closing:
+                self.duties.left(actor.workflow_id)
         if actor.error is not None:
             self.troubles[actor.workflow_id] = actor.error
         elif actor.driver.is_terminal:

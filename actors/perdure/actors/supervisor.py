@@ -26,8 +26,8 @@ import trio
 from perdure.actors.actor import Actor
 from perdure.actors.alarms import AlarmWatch
 from perdure.actors.catalog import CatalogKeeper
-from perdure.actors.errors import WorkflowExistsError
 from perdure.actors.handle import ActorHandle
+from perdure.actors.identity import check_same
 from perdure.actors.own_namespace import OwnNamespace
 from perdure.actors.residents import Residents
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions, define, describe
@@ -41,7 +41,6 @@ from perdure.storage import (
     StorageError,
     Store,
     ValueCodec,
-    decode_value,
 )
 from perdure.storage.attributes import encode_attributes
 from perdure.workflow import (
@@ -308,7 +307,7 @@ class Supervisor:
         await trio.lowlevel.checkpoint()
 
         def check(actor: Actor) -> None:
-            _check_same(actor, definition, encoded)
+            check_same(actor, definition, encoded)
 
         await self._residents.create_or_find(definition, workflow_id, input, check, birth)
         return ActorHandle(self._residents, workflow_id)
@@ -491,6 +490,7 @@ class Supervisor:
         if self._hooks is not None:
             self._hooks.open(nursery, on_interrupt=self._interrupt)
         nursery.start_soon(self._keeper.run)
+        nursery.start_soon(self._residents.duties.run, nursery)
         nursery.start_soon(self._residents.late_parks.run)
         nursery.start_soon(self._alarms.run, self._residents)
         nursery.start_soon(self._schedules.run, nursery)
@@ -561,32 +561,3 @@ def _birth(
         deadline_ms=None if deadline is None else check_time_ms(deadline, "deadline", now_ms),
         attributes=encode_attributes(attributes) if attributes else None,
     )
-
-
-def _check_same(actor: Actor, definition: Workflow[Any, Any], encoded: bytes) -> None:
-    history = actor.activation.history
-    if history.workflow_type != definition.name:
-        raise WorkflowExistsError(
-            f"workflow {actor.workflow_id!r} exists and is a {history.workflow_type!r}, not a {definition.name!r}; choose "
-            "another id",
-            workflow_id=actor.workflow_id,
-        )
-    stored = history.input
-    if stored != encoded and (stored is None or not _equal(decode_value(stored), decode_value(encoded))):
-        raise WorkflowExistsError(
-            f"workflow {actor.workflow_id!r} exists and was started with another input; choose another id, or use "
-            f"supervisor.get({actor.workflow_id!r})",
-            workflow_id=actor.workflow_id,
-        )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two decoded values are the same, types included, whatever the order of their maps."""
-    kind = cast("object", type(one))
-    if kind is not type(other):
-        return False
-    if kind is dict:
-        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
-    if kind is list:
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other) or (one != one and other != other)

@@ -29,6 +29,7 @@ from typing import Final, TypeAlias
 from perdure.storage.bare import BareDecodeError, Reader, Writer
 from perdure.storage.codec import CODED_MARK, CODED_TEXT_MARK, GuardedCodec, ValueKind
 from perdure.storage.layout import (
+    CALLS_PREFIX,
     DETAIL_PREFIX,
     ERROR_KEY,
     FAILURE_CAUSES_KEY,
@@ -316,6 +317,7 @@ _BY_PREFIX: Final[dict[bytes, tuple[_Change, _Change]]] = {
     MAILBOX_PREFIX: (_seal_message, _open_message),
     DETAIL_PREFIX: _whole("detail"),
     LOOP_START_PREFIX: _whole("loop_start"),
+    CALLS_PREFIX: _whole("call"),
     SCHEDULE_INPUT_PREFIX: _whole("schedule"),
 }
 

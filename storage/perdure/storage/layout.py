@@ -22,17 +22,21 @@ __all__ = [
     "ALARM_KEY",
     "ATTRIBUTES_KEY",
     "CODEC_KEY",
+    "CALLS_PREFIX",
     "COMPLETION_SEQUENCE_KEY",
     "CREATED_AT_KEY",
     "DEADLINE_KEY",
     "DEDUP_PREFIX",
     "DETAIL_PREFIX",
+    "DUTIES_KEY",
     "ERROR_KEY",
     "FAILURE_CAUSES_KEY",
     "FORMAT_VERSION_KEY",
     "HISTORY_PREFIX",
+    "GENERATION_KEY",
     "IDLE_ACTIVATIONS_KEY",
     "INPUT_KEY",
+    "JOINERS_KEY",
     "LOOP_START_PREFIX",
     "MAILBOX_PREFIX",
     "MAILBOX_SEQUENCE_KEY",
@@ -43,6 +47,7 @@ __all__ = [
     "PARENT_KEY",
     "PASSABLE_KEY",
     "SEED_KEY",
+    "SENT_PREFIX",
     "STATE_KEY",
     "U64_MAX",
     "WORKFLOW_ID_KEY",
@@ -50,6 +55,7 @@ __all__ = [
     "WORKFLOW_TYPE_KEY",
     "NumberDecodeError",
     "NumberEncodeError",
+    "call_key",
     "decode_u64",
     "dedup_key",
     "detail_key",
@@ -61,6 +67,8 @@ __all__ = [
     "message_key",
     "metadata_key",
     "name_key",
+    "outcome_key",
+    "parse_call_key",
     "parse_dedup_key",
     "parse_detail_key",
     "parse_entry_key",
@@ -68,6 +76,9 @@ __all__ = [
     "parse_message_key",
     "parse_metadata_key",
     "parse_name_key",
+    "parse_sent_key",
+    "sender_prefix",
+    "sent_key",
 ]
 
 U64_MAX: Final = 2**64 - 1
@@ -83,6 +94,11 @@ _MAILBOX: Final = 33
 _DEDUP: Final = 34
 _DETAIL: Final = 35
 _LOOP_START: Final = 36
+_CALLS: Final = 38
+_SENT: Final = 39
+
+# Third part of a call's second key: stored on disk; never change or reuse.
+_OUTCOME: Final = 1
 
 NAMES_PREFIX: Final = pack((_NAMES,))
 """The name registry, by index; values are UTF-8."""
@@ -110,6 +126,12 @@ DETAIL_PREFIX: Final = pack((_DETAIL,))
 
 LOOP_START_PREFIX: Final = pack((_LOOP_START,))
 """Starting states of retained iterations, by loop entry id and iteration; values are CBOR."""
+
+CALLS_PREFIX: Final = pack((_CALLS,))
+"""Calls of other workflows that are open, or that nobody waits for any more, by entry id; values are CBOR maps."""
+
+SENT_PREFIX: Final = pack((_SENT,))
+"""What other workflows sent, by sender and message id; values are u64, the sequence that the message had."""
 
 # Second parts of keys: stored on disk; never change or reuse.
 STATE_KEY: Final = pack((_WORKFLOW, 1))
@@ -151,6 +173,13 @@ CREATED_AT_KEY: Final = pack((_OWN, 17))
 """When a supervisor made the workflow: u64, milliseconds since the epoch."""
 CODEC_KEY: Final = pack((_OWN, 18))
 """u64: the namespace holds values that a codec wrapped, in this version of their form; absent where none was ever written."""
+
+DUTIES_KEY: Final = pack((_OWN, 14))
+"""CBOR list of what the workflow still owes to others: `tell` its callers how it ended, `cancel` workflows that it called."""
+GENERATION_KEY: Final = pack((_OWN, 15))
+"""u64: how often the workflow was replayed from a step; what it sends and calls then is something new."""
+JOINERS_KEY: Final = pack((_OWN, 16))
+"""CBOR list of the ids of the workflows that wait for this one, beside its parent."""
 
 
 class NumberEncodeError(EncodeError):
@@ -231,6 +260,26 @@ def loop_iterations_range(loop_location: Location, from_iteration: int, to_itera
     return parent + pack(((name, from_iteration),)), parent + pack(((name, to_iteration),))
 
 
+def call_key(entry_id: str) -> bytes:
+    """Key of an open call, by the id of its entry."""
+    return _text_key(CALLS_PREFIX, entry_id)
+
+
+def outcome_key(entry_id: str) -> bytes:
+    """Key of what came of a call, once that is known and until the call's own entry says it."""
+    return CALLS_PREFIX + pack((entry_id, _OUTCOME))
+
+
+def sender_prefix(sender: str) -> bytes:
+    """Before everything that is remembered of one sender."""
+    return SENT_PREFIX + pack((sender,))
+
+
+def sent_key(sender: str, message_id: str) -> bytes:
+    """Key of the record that a message of another workflow's came."""
+    return SENT_PREFIX + pack((sender, message_id))
+
+
 def parse_name_key(key: bytes) -> int:
     """The index in a key of the name registry.
 
@@ -301,6 +350,30 @@ def parse_loop_start_key(key: bytes) -> tuple[str, int]:
     if len(parts) != 3 or parts[0] != _LOOP_START:
         raise _foreign(key, "loop start")
     return _text(parts[1], key), _u32(parts[2], key)
+
+
+def parse_call_key(key: bytes) -> tuple[str, bool]:
+    """The entry id in a key of open calls, and whether it is that of what came of the call.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    parts = unpack(key)
+    if len(parts) not in (2, 3) or parts[0] != _CALLS or parts[2:] not in ((), (_OUTCOME,)):
+        raise _foreign(key, "call")
+    return _text(parts[1], key), len(parts) == 3
+
+
+def parse_sent_key(key: bytes) -> tuple[str, str]:
+    """The sender and the message id in a key of what other workflows sent.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    parts = unpack(key)
+    if len(parts) != 3 or parts[0] != _SENT:
+        raise _foreign(key, "sent message")
+    return _text(parts[1], key), _text(parts[2], key)
 
 
 def encode_u64(value: int) -> bytes:

@@ -34,6 +34,7 @@ from perdure.storage.layout import (
     ALARM_KEY,
     ATTRIBUTES_KEY,
     CREATED_AT_KEY,
+    DUTIES_KEY,
     MAILBOX_PREFIX,
     PARENT_KEY,
     STATE_KEY,
@@ -58,6 +59,7 @@ ROW_KEYS = (
     ATTRIBUTES_KEY,
     PARENT_KEY,
     CREATED_AT_KEY,
+    DUTIES_KEY,
 )
 """What of a namespace, beside its mailbox, a row says something of."""
 _ROWS_AT_ONCE = 200
@@ -95,7 +97,7 @@ def rebuild_row(
         workflow_id=_text(pairs, WORKFLOW_ID_KEY),
         workflow_type=_text(pairs, WORKFLOW_TYPE_KEY),
         state=state,
-        next_wake_ms=wake_of(state, alarm_ms, wants_mail=mail_waiting),
+        next_wake_ms=wake_of(state, alarm_ms, wants_mail=mail_waiting, has_duties=DUTIES_KEY in pairs),
         mail_waiting=mail_waiting,
         created_at_ms=decode_u64(pairs[CREATED_AT_KEY]) if CREATED_AT_KEY in pairs else created_at_ms,
         updated_at_ms=updated_at_ms,

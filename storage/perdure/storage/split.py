@@ -9,8 +9,9 @@ follows from what a reader would conclude if the writing ended after any of them
    number twice. Parents come before children; siblings keep the batch's order, in which what counts entries (a queue
    read's `:count`) comes after them.
 2. An entry comes before its metadata. Metadata that says "completed" beside an absent output means "returned nothing".
+   It also comes before the record that its call is open: an open entry without one is called anew.
 3. A message is put into the mailbox before its id is remembered, or sending it again would be taken for a repetition.
-   It is removed from the mailbox only after the entry that records it is there.
+   It is removed from the mailbox only after the entry that records it is there. So for what other workflows sent.
 4. Removing history comes after every entry: the loop state that no longer needs an iteration, the race's winner that
    rules out the losers. Entries go before their metadata and details, children before parents.
 5. The alarm is armed before the state (a wake-up too many does no harm) and cleared after it (one too few does).
@@ -44,6 +45,7 @@ from perdure.storage.errors import BatchRefusedError, CommitUnknownError
 from perdure.storage.keys import KeyDecodeError, pack, prefix_end, unpack
 from perdure.storage.layout import (
     ALARM_KEY,
+    CALLS_PREFIX,
     DEDUP_PREFIX,
     DETAIL_PREFIX,
     ERROR_KEY,
@@ -55,6 +57,7 @@ from perdure.storage.layout import (
     METADATA_PREFIX,
     NAMES_PREFIX,
     OUTPUT_KEY,
+    SENT_PREFIX,
     STATE_KEY,
 )
 from perdure.storage.limits import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES, batch_entries, check_batch
@@ -94,6 +97,8 @@ _BY_PREFIX: Final = {
     DEDUP_PREFIX: (_Turn.PUT_DEDUP, _Turn.DELETE_DEDUP),
     DETAIL_PREFIX: (_Turn.PUT_DETAIL, _Turn.DELETE_DETAIL),
     LOOP_START_PREFIX: (_Turn.PUT_DETAIL, _Turn.DELETE_DETAIL),
+    CALLS_PREFIX: (_Turn.PUT_METADATA, _Turn.DELETE_METADATA),
+    SENT_PREFIX: (_Turn.PUT_DEDUP, _Turn.DELETE_DEDUP),
     pack((3,)): (_Turn.PUT_IDENTITY, _Turn.DELETE_OUTCOME),
     pack((32,)): (_Turn.PUT_IDENTITY, _Turn.DELETE_OUTCOME),
 }

@@ -22,13 +22,15 @@ def wake_of(state: str, alarm_ms: int | None, *, wants_mail: bool, has_duties: b
         state: Its stored state.
         alarm_ms: Its alarm, in milliseconds since the epoch, or `None`.
         wants_mail: Whether it has mail that it waits for, or of which that is not known.
-        has_duties: Whether it has ended and still owes something to others.
+        has_duties: Whether it still owes something to others, which is done at once, whether it has ended or not.
 
     Returns:
         Milliseconds since the epoch, 0 for "at once", `None` for never.
     """
+    if has_duties:
+        return 0
     if state in TERMINAL_STATES:
-        return 0 if has_duties else None
+        return None
     if state == "sleeping":
         return 0 if wants_mail else alarm_ms
     if state in ("pending", "rolling_back"):

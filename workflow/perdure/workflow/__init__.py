@@ -7,10 +7,14 @@ runs again from the top and recorded effects return their recorded results.
 from perdure.workflow.asyncio_calls import to_asyncio
 from perdure.workflow.blocks import BlockCatchKind
 from perdure.workflow.branches import Branch, JoinResult
+from perdure.workflow.calls import OnParentEnd
 from perdure.workflow.clock import Clock, SystemClock, TrioClock
 from perdure.workflow.context import Context, QueueReader, WorkflowLogger
 from perdure.workflow.definition import Workflow, WorkflowFunction, definition_of, workflow
 from perdure.workflow.errors import (
+    CallCycleError,
+    ChildCancelledError,
+    ChildFailedError,
     CrashLoopError,
     CriticalError,
     DuplicateNameError,
@@ -18,6 +22,7 @@ from perdure.workflow.errors import (
     FailureKind,
     FaultError,
     HistoryDivergedError,
+    HostRequiredError,
     InvalidArgumentError,
     JoinError,
     MessageCompletedError,
@@ -66,6 +71,7 @@ from perdure.workflow.types import (
     BlockFailure,
     BlockOk,
     Break,
+    ChildInfo,
     Continue,
     FailureSource,
     HistoryEntry,
@@ -87,6 +93,10 @@ __all__ = [
     "BlockOk",
     "Branch",
     "Break",
+    "CallCycleError",
+    "ChildCancelledError",
+    "ChildFailedError",
+    "ChildInfo",
     "Clock",
     "Context",
     "Continue",
@@ -103,6 +113,7 @@ __all__ = [
     "HistoryEntry",
     "HistoryHook",
     "HistoryUpdated",
+    "HostRequiredError",
     "IdGenerator",
     "InvalidArgumentError",
     "InvalidTransitionError",
@@ -111,6 +122,7 @@ __all__ = [
     "Message",
     "MessageCompletedError",
     "MisuseError",
+    "OnParentEnd",
     "OperationInProgressError",
     "QueueReader",
     "QueueTimeoutError",

@@ -32,6 +32,7 @@ import trio
 
 from perdure.storage import Batch, Driver, FormatVersionError, encode_value, layout
 from perdure.storage.errors import EncodeError, StorageError
+from perdure.workflow.arrivals import Arrivals
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.committer import Committer
@@ -53,7 +54,7 @@ from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 from perdure.workflow.typed import decode_input, encode_input, returns, round_trip
-from perdure.workflow.waits import Parking, Wait, merge
+from perdure.workflow.waits import Parking, Signal, Wait, merge
 from perdure.workflow.watch import Watch
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Activation:
         collected: While the function is run for its handlers only: what would undo the steps that it has passed.
         watch: Tells hooks what became durable, if there are any.
         host: Whoever hosts the workflow, or `None`.
+        arrivals: What is remembered of the messages that other workflows sent.
         when_quiet: Called when every lane has parked and that is recorded.
         quiet_since: Since when every lane is parked (`trio.current_time()`), or `None` while one runs.
         when_parked_late: Called when the workflow parks late; the host then sees that it does not stay so for long. `None`:
@@ -137,6 +139,7 @@ class Activation:
         self.is_running: bool = False
         self.is_draining: bool = False
         self.host: Host | None = None
+        self.arrivals: Arrivals = Arrivals(history.pending)
         self.when_quiet: Callable[[], None] | None = None
         self.quiet_since: float | None = None
         self.when_parked_late: Callable[[], None] | None = None
@@ -147,6 +150,7 @@ class Activation:
         self._committer = Committer(driver, history.pending, is_alone=True, watch=self.watch)
         self._cancel_scope = trio.CancelScope()
         self._parked: dict[Parking, None] = {}
+        self._by_signal: dict[Signal, dict[Parking, None]] = {}
         self._closed = trio.Event()
         self._has_progressed = False
         self._has_begun_steps = False
@@ -378,6 +382,8 @@ class Activation:
         lane = operation.scope.lane
         parking = Parking(wait)
         self._parked[parking] = None
+        if wait.signal is not None:
+            self._by_signal.setdefault(wait.signal, {})[parking] = None
         lane.is_parked = True
         self.busy -= 1
         try:
@@ -388,6 +394,8 @@ class Activation:
             self.quiet_since = None
             lane.is_parked = False
             del self._parked[parking]
+            if wait.signal is not None:
+                self._forget_signal(wait.signal, parking)
         if self.closing is not None:
             raise SuspendSignal
         if not lane.is_open:
@@ -505,6 +513,21 @@ class Activation:
             for parking in list(self._parked):
                 if parking.wait.wants(letter.message.name):
                     parking.wake()
+
+    def awaits(self, signal: Signal) -> bool:
+        """Whether a branch is parked until this is told."""
+        return signal in self._by_signal
+
+    def signal(self, signal: Signal) -> None:
+        """Wake whoever waits for this."""
+        for parking in self._by_signal.get(signal, ()):
+            parking.wake()
+
+    def _forget_signal(self, signal: Signal, parking: Parking) -> None:
+        waiting = self._by_signal[signal]
+        del waiting[parking]
+        if not waiting:
+            del self._by_signal[signal]
 
     def wake_parked(self) -> None:
         """Let go on what `wake()` ends: sleeps and the pauses before retries."""

@@ -18,7 +18,17 @@ from uuid import UUID
 
 from perdure.workflow.blocks import BLOCK_CATCH, STEP_CATCH, BlockCatchKind, check_catch, run_block, step_failure
 from perdure.workflow.branches import Branch, JoinResult, check_branches
-from perdure.workflow.checks import check_count, check_duration, check_flag, check_message_names, check_when_ms, ms_ceil
+from perdure.workflow.calls import OnParentEnd
+from perdure.workflow.checks import (
+    check_count,
+    check_duration,
+    check_flag,
+    check_message_names,
+    check_when_ms,
+    check_workflow_id,
+    ms_ceil,
+)
+from perdure.workflow.children import check_on_parent_end, run_call
 from perdure.workflow.derived import derive_random, derive_uuid, run_now
 from perdure.workflow.errors import FailureKind, InvalidArgumentError, QueueTimeoutError, StepError
 from perdure.workflow.join import run_join
@@ -27,6 +37,7 @@ from perdure.workflow.queue import run_queue_read
 from perdure.workflow.race import run_race
 from perdure.workflow.rollback import RollbackContext, check_rollback, run_rollback_checkpoint
 from perdure.workflow.scope import Operation, OperationName, Scope
+from perdure.workflow.sending import run_send
 from perdure.workflow.sleep import run_sleep
 from perdure.workflow.step import USUAL_OPTIONS, check_step_options, run_step
 from perdure.workflow.typed import wanted as wanted_type
@@ -48,6 +59,7 @@ __all__ = ["Context", "QueueReader", "WorkflowLogger"]
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Coroutine[Any, Any, Any]])
 S = TypeVar("S")
+InputT = TypeVar("InputT")
 Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger("perdure.workflow.user")
@@ -687,6 +699,103 @@ class Context:
             if history_size is not None:
                 size = check_count(history_size, "history_size", least=0, example="history_size=20")
             return await run_loop(operation, body, state, interval, size)
+
+    @_in_turn("send")
+    async def send(self, name: str, workflow_id: str, message_name: str, body: object = None) -> None:
+        """Put a message into another workflow's mailbox, exactly once, whatever becomes of either workflow meanwhile.
+
+        Everything recorded before is durable before the message leaves; the message, and that it was sent, are on return.
+        If the mailbox is full, or the other's storage fails, this one waits, durably, and tries again. What one branch sends
+        to one workflow arrives in that order. Replayed from a step, a workflow sends anew.
+
+        Args:
+            name: The name of the entry, unique within its scope.
+            workflow_id: Whose mailbox; the workflow's own is as good as another's.
+            message_name: Non-empty text of at most 512 bytes.
+            body: What a step could return; also an instance of a dataclass, an enum, an attrs or a pydantic class, which is sent
+                as plain data.
+
+        Raises:
+            StepCriticalError: There is no such workflow (`error.name` is `WorkflowNotFoundError`), it has ended
+                (`WorkflowEndedError`), or the body cannot be stored. The same on every run.
+            HostRequiredError: A fault: no supervisor hosts the workflow.
+        """
+        with Operation(self._scope, name, "send") as operation:
+            await run_send(operation, workflow_id, message_name, body)
+
+    @overload
+    async def call(
+        self,
+        name: str,
+        workflow: Callable[[Context, InputT], Awaitable[T]],
+        input: InputT,
+        *,
+        workflow_id: str | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> T: ...
+
+    @overload
+    async def call(
+        self,
+        name: str,
+        workflow: Callable[[Context, None], Awaitable[T]],
+        *,
+        workflow_id: str | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> T: ...
+
+    @overload
+    async def call(
+        self,
+        name: str,
+        workflow: str,
+        input: object = None,
+        *,
+        workflow_id: str | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> Any: ...
+
+    @_in_turn("call")
+    async def call(
+        self,
+        name: str,
+        workflow: Callable[[Context, Any], Awaitable[Any]] | str,
+        input: object = None,
+        *,
+        workflow_id: str | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> Any:
+        """Start another workflow, and wait durably for its result; this one may leave memory meanwhile.
+
+        The child is started once, whatever becomes of either workflow. Its result is durable here on return; later runs
+        return it without a look at the child. If a workflow with the given id exists, runs the same function and has an equal
+        input, it is joined: its result is waited for, and it is never cancelled from here.
+
+        Args:
+            name: The name of the entry, unique within its scope.
+            workflow: One of those given to `open_supervisor`, or its name.
+            input: What its function gets, typed by that function's annotation.
+            workflow_id: The child's id. Left out, it derives from this workflow's own and the place: it is another for
+                each place, and again another where the workflow is replayed from a step.
+            on_parent_end: What becomes of a child that runs when nobody waits for it any more, as its branch has lost a
+                race, or this workflow has ended or is rolled back: it is cancelled (`cancel`), or goes on (`leave`).
+
+        Returns:
+            What the child's function returned, as the type that its annotation says.
+
+        Raises:
+            ChildFailedError: The child failed. Also a `WorkflowFailedError`, and a `StepError`: `try_block` catches it, and
+                `recover()` of this workflow recovers the child.
+            ChildCancelledError: The child was cancelled. Also a `WorkflowCancelledError` and a `StepError`.
+            CallCycleError: The workflow that was joined waits for this one, itself or through others.
+            StepCriticalError: The id is taken by another workflow or input (`error.name` is `WorkflowExistsError`), or the
+                input cannot be stored.
+            HostRequiredError: A fault: no supervisor hosts the workflow.
+            InvalidArgumentError: A fault: the workflow is not registered, or the input does not fit its annotation.
+        """
+        with Operation(self._scope, name, "call") as operation:
+            child_id = None if workflow_id is None else check_workflow_id(workflow_id)
+            return await run_call(operation, workflow, input, child_id, check_on_parent_end(on_parent_end))
 
     @_in_turn("get_version")
     async def get_version(self, name: str, latest: int) -> int:

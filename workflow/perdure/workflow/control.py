@@ -19,7 +19,7 @@ from perdure.workflow.recover import reopen
 from perdure.workflow.rollback import wake_rollback
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 
-__all__ = ["cancel", "recover", "send", "wake"]
+__all__ = ["arm_if_missed", "cancel", "recover", "send", "wake"]
 
 
 async def send(activation: Activation, name: str, body: object, *, message_id: str | None = None) -> None:
@@ -51,7 +51,7 @@ async def send(activation: Activation, name: str, body: object, *, message_id: s
     activation.arm_if_dormant()
     await activation.commit_from_outside()
     activation.offer([letter])
-    await _arm_if_missed(activation)
+    await arm_if_missed(activation)
 
 
 async def wake(activation: Activation) -> None:
@@ -74,7 +74,7 @@ async def wake(activation: Activation) -> None:
     await activation.commit_from_outside()
     activation.wake_parked()
     if has_changed:
-        await _arm_if_missed(activation)
+        await arm_if_missed(activation)
 
 
 async def cancel(activation: Activation) -> None:
@@ -102,7 +102,8 @@ async def recover(activation: Activation) -> bool:
     return True
 
 
-async def _arm_if_missed(activation: Activation) -> None:
+async def arm_if_missed(activation: Activation) -> None:
+    """Have the workflow brought back by its alarm, should its run have closed without a look at what was just written."""
     if activation.closing in (Closing.PARKED, Closing.EVICTED) and not activation.history.state.is_terminal:
         activation.arm_if_dormant()
         await activation.commit_from_outside()

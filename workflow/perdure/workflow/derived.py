@@ -28,13 +28,26 @@ if TYPE_CHECKING:
     from perdure.workflow.history import Path
     from perdure.workflow.scope import Operation, Scope
 
-__all__ = ["derive_random", "derive_rollback_key", "derive_step_key", "derive_uuid", "run_now"]
+__all__ = [
+    "derive_child_id",
+    "derive_message_id",
+    "derive_random",
+    "derive_rollback_key",
+    "derive_step_key",
+    "derive_uuid",
+    "run_now",
+]
 
 # What is derived for; part of what the values come from; never change or reuse.
 _UUID: Final = 1
 _RANDOM: Final = 2
 _ROLLBACK: Final = 3
 _REDONE: Final = 4
+_SEND: Final = 5
+_CALL: Final = 6
+
+_PLACE_CHARACTERS_MAX: Final = 200
+"""How much of a call's place its child's id shows."""
 
 
 def derive_uuid(scope: Scope, name: str) -> UUID:
@@ -69,6 +82,24 @@ def derive_step_key(seed: bytes, path: Path, undone: int) -> str:
 def derive_rollback_key(seed: bytes, path: Path, undone: int) -> str:
     """The idempotency key for undoing the step at this place, which was undone so often before."""
     return str(derived_uuid(seed, pack((*_parts(path), _ROLLBACK, *([undone] if undone else [])))))
+
+
+def derive_message_id(seed: bytes, path: Path, generation: int) -> str:
+    """The id of the message that `ctx.send` at this place sends; another one for each time that history was rewound."""
+    return str(derived_uuid(seed, pack((*_parts(path), _SEND, generation))))
+
+
+def derive_child_id(workflow_id: str, seed: bytes, path: Path, generation: int, fresh: int) -> str:
+    """The id of the workflow that `ctx.call` at this place calls, unless one is given.
+
+    It begins with the caller's own and tells the place. The digits at its end make it another one for each workflow that
+    had the caller's id, each time that history was rewound, and each child (`fresh`) of the call.
+    """
+    key = pack((*_parts(path), _CALL, generation, fresh))
+    place = "/".join(str(part) for part in path)
+    if len(place) > _PLACE_CHARACTERS_MAX:
+        place = "…" + place[-_PLACE_CHARACTERS_MAX:]
+    return f"{workflow_id}/{place}-{derived_uuid(seed, key).hex[-12:]}"
 
 
 def _parts(path: Path) -> Iterator[str | tuple[int]]:

@@ -18,6 +18,9 @@ from typing import Any, Literal, TypeAlias
 from perdure.storage import PerdureError
 
 __all__ = [
+    "CallCycleError",
+    "ChildCancelledError",
+    "ChildFailedError",
     "CrashLoopError",
     "CriticalError",
     "DuplicateNameError",
@@ -25,6 +28,7 @@ __all__ = [
     "FailureKind",
     "FaultError",
     "HistoryDivergedError",
+    "HostRequiredError",
     "InvalidArgumentError",
     "JoinError",
     "MessageCompletedError",
@@ -138,6 +142,12 @@ class MessageCompletedError(MisuseError):
 
 class RollbackCheckpointError(MisuseError):
     """A step has a `rollback=` where no `ctx.rollback_checkpoint` was passed before; the step did not run."""
+
+    name: str
+
+
+class HostRequiredError(MisuseError):
+    """An operation that involves other workflows was met where no supervisor hosts the workflow; run it under one."""
 
     name: str
 
@@ -307,6 +317,37 @@ class WorkflowDeadlineError(WorkflowError):
     """
 
     deadline_ms: int
+
+
+class ChildFailedError(StepCriticalError, WorkflowFailedError):
+    """A workflow that was called (`ctx.call`) ended as failed. Both a failure that may be caught, and the child's own.
+
+    Left uncaught, it ends the caller under the child's error's name and message.
+
+    Attributes:
+        workflow_id: The child's id.
+        step_name: The call's name in its caller.
+        error: What the child failed with, as it is stored; its metadata also holds the child's id, as `child`.
+    """
+
+
+class ChildCancelledError(StepCriticalError, WorkflowCancelledError):
+    """A workflow that was called (`ctx.call`) was cancelled.
+
+    Attributes:
+        workflow_id: The child's id.
+        step_name: The call's name in its caller.
+    """
+
+
+class CallCycleError(StepCriticalError):
+    """A call joined a workflow that waits, itself or through others, for the caller: none of them could ever go on.
+
+    Attributes:
+        chain: The ids of the workflows, each of which waits for the next; the caller's is the first and the last.
+    """
+
+    chain: tuple[str, ...]
 
 
 class WorkflowSuspendedError(WorkflowError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from perdure.workflow.errors import ErrorInfo
 from perdure.workflow.states import WorkflowState
-from perdure.workflow.types import HistoryEntry
+from perdure.workflow.types import ChildInfo, HistoryEntry
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -92,6 +92,10 @@ class WorkflowHandle(Protocol[Output_co]):
 
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
+        ...
+
+    async def children(self) -> tuple[ChildInfo, ...]:
+        """The workflows that it has called (`ctx.call`), in the order of the calls, as far as its history holds them."""
         ...
 
     async def history(self) -> tuple[HistoryEntry, ...]:

@@ -36,9 +36,10 @@ from perdure.storage.schema import (
     encode_metadata,
 )
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
+from perdure.workflow.calls import Calls
 from perdure.workflow.ids import is_ordered
 from perdure.workflow.pending import Pending
-from perdure.workflow.states import WorkflowEvent, WorkflowState, next_state
+from perdure.workflow.states import TERMINAL_STATES, WorkflowEvent, WorkflowState, next_state
 
 __all__ = ["FORMAT_VERSION", "History", "Node", "Path", "order_of_creation", "order_of_location"]
 
@@ -122,6 +123,8 @@ class History:
         checkpoints: Where rollback checkpoints are recorded.
         completions: The last number given to a completed step that can be rolled back.
         passable: What the code may pass over since `recover()`: pairs of entry ids, after the first and up to the second.
+        generation: How often it was replayed from a step.
+        calls: The calls of other workflows that are open, those who wait for this one, and what it owes to them.
         is_frozen: Whether the code is only listened to, so that names it uses for the first time are not registered.
     """
 
@@ -146,6 +149,8 @@ class History:
         self.checkpoints: set[Location] = set()
         self.completions: int = 0
         self.passable: list[tuple[str, str]] = []
+        self.generation: int = 0
+        self.calls: Calls = Calls(self.pending)
         self.is_frozen: bool = False
         self.last_entry_id: str = ""
         self._numbers: dict[str, int] = {}
@@ -170,6 +175,8 @@ class History:
             history._details[layout.parse_detail_key(key)] = value
         for _key, value in await driver.list(layout.HISTORY_PREFIX):
             history._load_entry(decode_entry(value))
+        if history._details or history.calls.duties:  # a call has a detail, and one whose entry is gone is a duty
+            await history.calls.load(driver)
         if history.checkpoints:  # without any there are none of these
             for key, value in await driver.list(layout.LOOP_START_PREFIX):
                 entry_id, iteration = layout.parse_loop_start_key(key)
@@ -245,6 +252,9 @@ class History:
             self.completions = layout.decode_u64(sequence)
         if (passable := fields.get(layout.PASSABLE_KEY)) is not None:
             self.passable = [(after, until) for after, until in decode_value(passable)]
+        if (generation := fields.get(layout.GENERATION_KEY)) is not None:
+            self.generation = layout.decode_u64(generation)
+        self.calls.load_fields(fields)
         if (version := fields.get(layout.FORMAT_VERSION_KEY)) is not None:
             self.format_version = layout.decode_u64(version)
         if (causes := fields.get(layout.FAILURE_CAUSES_KEY)) is not None:
@@ -415,6 +425,7 @@ class History:
         self._loop_starts.clear()
         self._metadata.clear()
         self._details.clear()
+        self.calls.give_up_all()
 
     def _forget(self, top: Node) -> None:
         for node in top.walk():
@@ -425,6 +436,7 @@ class History:
         self.open_sleeps.pop(entry.location, None)
         self.open_retries.pop(entry.id, None)
         self.checkpoints.discard(entry.location)
+        self.calls.give_up(entry.id)
         self.forget_loop_starts(entry.id, 0)
         if self._metadata.pop(entry.id, None) is not None:
             self.pending.delete(layout.metadata_key(entry.id))
@@ -465,8 +477,14 @@ class History:
         """Change the state by the table."""
         state = next_state(self.state, event)
         if state is not self.state:
-            self.state = state
+            had_ended, self.state = self.state in TERMINAL_STATES, state
             self.pending.put(layout.STATE_KEY, state.value.encode())
+            if state in TERMINAL_STATES:
+                self.calls.ended()
+            elif state is WorkflowState.ROLLING_BACK:
+                self.calls.give_up_all()
+            elif had_ended:
+                self.calls.went_on()
 
     def create(self, workflow_type: str, input_data: bytes, seed: bytes, birth: Birth = NOTHING_SPECIAL) -> None:
         """Begin a workflow: its identity, its input and its state."""
@@ -478,6 +496,7 @@ class History:
         if birth.attributes is not None:
             self.pending.put(layout.ATTRIBUTES_KEY, birth.attributes)
         if birth.parent is not None:
+            self.calls.parent = birth.parent
             self.pending.put(layout.PARENT_KEY, birth.parent)
         if birth.deadline_ms is not None:
             self.set_deadline(birth.deadline_ms)
@@ -544,6 +563,11 @@ class History:
         if is_ordered(entry_id):
             return any(after < entry_id <= until for after, until in self.passable)
         return any(not after for after, _ in self.passable)  # another engine's: when it was recorded is not known
+
+    def begin_generation(self) -> None:
+        """The workflow is replayed from a step: what it sends and calls from now on is something new."""
+        self.generation += 1
+        self.pending.put(layout.GENERATION_KEY, layout.encode_u64(self.generation))
 
     def next_completion(self) -> int:
         """The next number of the order in which steps completed; recorded."""

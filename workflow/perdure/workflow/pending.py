@@ -10,10 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from perdure.storage import AlarmChange, Batch, layout
 
 __all__ = ["Pending"]
+
+_REMEMBERED: Final = (layout.DEDUP_PREFIX, layout.SENT_PREFIX)
+"""Before the ids of messages that came."""
 
 
 class Pending:
@@ -100,7 +104,7 @@ class Pending:
         """Drop everything but messages on their way into the mailbox: those were not recorded by the workflow's code."""
         self._puts = {key: value for key, value in self._puts.items() if _is_mail(key) and key not in self._returned}
         self._late.clear()
-        self._deletes = {key: None for key in self._deletes if key.startswith(layout.DEDUP_PREFIX)}
+        self._deletes = {key: None for key in self._deletes if key.startswith(_REMEMBERED)}
         self._prefixes.clear()
         self._ranges.clear()
         self._alarm = None
@@ -152,4 +156,4 @@ class Pending:
 
 
 def _is_mail(key: bytes) -> bool:
-    return key == layout.MAILBOX_SEQUENCE_KEY or key.startswith((layout.MAILBOX_PREFIX, layout.DEDUP_PREFIX))
+    return key == layout.MAILBOX_SEQUENCE_KEY or key.startswith((layout.MAILBOX_PREFIX, *_REMEMBERED))

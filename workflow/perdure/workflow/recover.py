@@ -7,13 +7,16 @@
    loop goes back to the earliest iteration that holds one. An iteration whose starting state is not known stays as it is.
 3. Nothing else changes: what was recorded replays. But the code may take another way once what failed has succeeded, so what
    was recorded after the first thing that is reset need not be asked for any more.
-4. Where it is not known what failed the workflow (the reference engine does not say), every exhausted step may have.
+4. A call of another workflow is reset as a step is; what becomes of the workflow that it called is decided there
+   (`children.py`).
+5. Where it is not known what failed the workflow (the reference engine does not say), every exhausted step may have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perdure.storage.schema import (
     Branch,
@@ -156,9 +159,14 @@ def _reset_step(history: History, node: Node) -> None:
     assert metadata is not None, "a step that has an outcome has metadata"
     history.change(node, StepEntry(None, None))
     history.put_metadata(node, EntryMetadata(created_at_ms=metadata.created_at_ms))
-    undone = history.detail(entry.id).get("undone", 0) + (metadata.rollback_completed_at_ms is not None)
-    if undone:
-        history.put_detail(entry.id, {"undone": undone})
+    detail = history.detail(entry.id)
+    kept: dict[str, Any] = {}
+    if undone := detail.get("undone", 0) + (metadata.rollback_completed_at_ms is not None):
+        kept["undone"] = undone
+    if "call" in detail:
+        kept["call"] = {key: value for key, value in detail["call"].items() if key not in ("failure", "chain")}
+    if kept:
+        history.put_detail(entry.id, kept)
     else:
         history.delete_detail(entry.id)
 

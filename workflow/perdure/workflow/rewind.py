@@ -96,6 +96,8 @@ async def replay_from_step(
         rewind.decide()
         rewind.give_back(activation.mailbox)
         rewind.reopen()
+        abandoned = set(history.calls.abandoned)
+        history.begin_generation()
         if rewind.target is None:
             history.forget_all()
         else:
@@ -103,6 +105,7 @@ async def replay_from_step(
             if not driver.atomic_batch:
                 await activation.commit_from_outside()
             history.forget([rewind.target])
+        history.calls.leave_given(abandoned)
         history.clear_output()
         history.clear_error()
         history.set_idle_activations(0)

@@ -13,6 +13,7 @@ from perdure.storage import Driver
 from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.checks import check_driver, check_methods, check_time_ms, check_workflow_id
+from perdure.workflow.children import children_of
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.context import Context
 from perdure.workflow.control import cancel, recover, send, wake
@@ -31,7 +32,7 @@ from perdure.workflow.ids import IdGenerator
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.states import WorkflowState
 from perdure.workflow.typed import decode_output
-from perdure.workflow.types import ANY_MESSAGE, HistoryEntry, RunMode, WorkflowResult
+from perdure.workflow.types import ANY_MESSAGE, ChildInfo, HistoryEntry, RunMode, WorkflowResult
 from perdure.workflow.waits import Wait
 
 InputT = TypeVar("InputT")
@@ -391,6 +392,10 @@ class _LocalHandle:
         """What it failed with, or `None`."""
         error: ErrorInfo | None = error_of(await self._settled())
         return error
+
+    async def children(self) -> tuple[ChildInfo, ...]:
+        """The workflows that it has called; none, as nothing hosts it here, unless something did before."""
+        return children_of(await self._settled())
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its entries, decoded."""

@@ -65,6 +65,8 @@ OperationName: TypeAlias = Literal[
     "removed",
     "now",
     "rollback_checkpoint",
+    "send",
+    "call",
 ]
 """The method of the context that was called."""
 

@@ -18,6 +18,7 @@ __all__ = [
     "BlockFailure",
     "BlockOk",
     "Break",
+    "ChildInfo",
     "Continue",
     "FailureSource",
     "HistoryEntry",
@@ -236,6 +237,23 @@ class HistoryEntry:
     data: dict[str, Any]
     metadata: EntryMetadata | None
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildInfo:
+    """A workflow that another one called (`ctx.call`), as that one knows it.
+
+    Attributes:
+        workflow_id: The child's id.
+        workflow: The name of its function.
+        path: The place of the call: names, and numbers for loop iterations.
+        outcome: `completed`, `failed` or `cancelled`; `None` while that is not known.
+    """
+
+    workflow_id: str
+    workflow: str
+    path: tuple[str | int, ...]
+    outcome: Literal["completed", "failed", "cancelled"] | None
 
 
 @dataclass(frozen=True, slots=True)

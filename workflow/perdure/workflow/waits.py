@@ -1,6 +1,7 @@
 """What parked branches wait for, as plain data, and the parking place itself.
 
-1. A `Wait` says what ends it: a deadline, messages of some names, or both. "Any message" absorbs named waits.
+1. A `Wait` says what ends it: a deadline, messages of some names, or both, or what the host tells. "Any message" absorbs
+   named waits.
 2. A workflow wakes at the earliest deadline of its waits and for the union of their names.
 3. One parked branch costs no task: one without a deadline is put to rest and rescheduled when it is woken, one with a
    deadline waits on the clock in a little scope of its own, which is cancelled then. A scope for both would cost a
@@ -11,12 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import trio
 
 from perdure.workflow.clock import Clock
 
-__all__ = ["Parking", "Wait", "merge"]
+__all__ = ["Parking", "Signal", "Wait", "merge"]
+
+Signal: TypeAlias = tuple[Literal["child", "room"], str]
+"""That a workflow of this id has ended, or that there is room in its mailbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,13 @@ class Wait:
         deadline_ms: When it ends by itself (milliseconds since the epoch), or `None`.
         names: The message names that end it: empty for none, `None` for any.
         wakeable: Whether `wake()` ends it (sleeps and retries, not the deadlines of queue reads).
+        signal: What the host tells of and ends it by (`Activation.signal`), or `None`.
     """
 
     deadline_ms: int | None = None
     names: frozenset[str] | None = frozenset()
     wakeable: bool = False
+    signal: Signal | None = None
 
     def wants(self, name: str) -> bool:
         """Whether a message of this name ends the wait."""

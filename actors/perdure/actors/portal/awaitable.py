@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
-from perdure.workflow import Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
+from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -83,6 +83,10 @@ class AsyncioHandle(Generic[Output_co]):
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
         return await self._thread.call_async(lambda: self._handle.get_error())
+
+    async def children(self) -> tuple[ChildInfo, ...]:
+        """The workflows that it has called."""
+        return await self._thread.call_async(lambda: self._handle.children())
 
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
-from perdure.workflow import Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
+from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
 from perdure.workflow.checks import check_duration
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ class BlockingHandle(Generic[Output_co]):
     def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
         return self._thread.call(lambda: self._handle.get_error())
+
+    def children(self) -> tuple[ChildInfo, ...]:
+        """The workflows that it has called."""
+        return self._thread.call(lambda: self._handle.children())
 
     def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""

@@ -1,0 +1,163 @@
+"""`ctx.send` under a supervisor: once, in order, refused, or waited for.
+
+Deaths at every write are in `test_family_crashes.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from disks import Disk
+from trio.testing import MockClock
+
+from perdure.storage import StorageError
+from perdure.workflow import (
+    Context,
+    HostRequiredError,
+    StepCriticalError,
+    WorkflowFailedError,
+    load_snapshot,
+    run_workflow,
+    workflow,
+)
+
+
+@workflow(name="reader")
+async def reader(ctx: Context, count: int) -> list[Any]:
+    return [(await ctx.queue.next(f"read-{number}", names=["item"])).body for number in range(count)]
+
+
+@workflow(name="sender")
+async def sender(ctx: Context, bodies: list[Any]) -> str:
+    for number, body in enumerate(bodies):
+        await ctx.send(f"send-{number}", "r", "item", body)
+    return "sent"
+
+
+class TestSend:
+    async def test_messages_arrive_once_and_in_order(self, disk: Disk, autojump_clock: MockClock) -> None:
+        async with disk.process(reader, sender) as supervisor:
+            target = await supervisor.spawn(reader, "r", 5)
+            handle = await supervisor.spawn(sender, "s", [1, "two", None, {"three": 3}, [4]])
+            assert await handle.result() == "sent"
+            assert await target.result() == [1, "two", None, {"three": 3}, [4]]
+
+    async def test_a_dormant_target_is_brought_in(self, disk: Disk, autojump_clock: MockClock) -> None:
+        async with disk.process(reader, sender) as supervisor:
+            target = await supervisor.spawn(reader, "r", 1)
+            await trio.sleep(1)
+            await target.evict()
+            await supervisor.spawn(sender, "s", ["x"])
+            assert await target.result() == ["x"]
+
+    async def test_a_replayed_send_sends_nothing(self, disk: Disk, autojump_clock: MockClock) -> None:
+        @workflow(name="again")
+        async def again(ctx: Context, input: Any) -> None:
+            await ctx.send("send", "r", "item", "only")
+            await ctx.sleep("nap", 100)
+
+        async with disk.process(reader, again) as supervisor:
+            target = await supervisor.spawn(reader, "r", 2)
+            handle = await supervisor.spawn(again, "s", None)
+            await trio.sleep(1)
+            for _ in range(3):
+                await handle.evict()
+                await handle.wake()
+            await handle.result()
+            await target.message("item", "last")
+            assert await target.result() == ["only", "last"]
+
+    async def test_a_workflow_may_send_to_itself(self, disk: Disk, autojump_clock: MockClock) -> None:
+        @workflow(name="selfish")
+        async def selfish(ctx: Context, input: Any) -> Any:
+            await ctx.send("send", ctx.workflow_id, "note", "to myself")
+            return (await ctx.queue.next("read")).body
+
+        async with disk.process(selfish) as supervisor:
+            assert await (await supervisor.spawn(selfish, "s", None)).result() == "to myself"
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(("state", "name"), [("unknown", "WorkflowNotFoundError"), ("ended", "WorkflowEndedError")])
+    async def test_no_such_workflow_or_an_ended_one_is_the_same_failure_on_every_run(
+        self, disk: Disk, autojump_clock: MockClock, state: str, name: str
+    ) -> None:
+        seen: list[Any] = []
+
+        @workflow(name="caught")
+        async def caught(ctx: Context, input: Any) -> int:
+            try:
+                await ctx.send("send", "r", "item", 1)
+            except StepCriticalError as error:
+                seen.append((error.error, error.kind, error.step_name, str(error), error.entry_id))
+            await ctx.sleep("nap", 100)
+            return len(seen)
+
+        async with disk.process(reader, caught) as supervisor:
+            if state == "ended":
+                await (await supervisor.spawn(reader, "r", 0)).result()
+            handle = await supervisor.spawn(caught, "s", None)
+            await trio.sleep(1)
+            await handle.evict()
+            assert await handle.result() == 2
+        assert seen[0] == seen[1]
+        assert seen[0][0].name == name
+
+    async def test_recovered_it_is_sent_once_the_target_is_there(self, disk: Disk, autojump_clock: MockClock) -> None:
+        async with disk.process(reader, sender) as supervisor:
+            handle = await supervisor.spawn(sender, "s", ["x"])
+            with pytest.raises(WorkflowFailedError) as failed:
+                await handle.result()
+            assert failed.value.name == "WorkflowNotFoundError"
+            target = await supervisor.spawn(reader, "r", 1)
+            await handle.recover()
+            assert await handle.result() == "sent"
+            assert await target.result() == ["x"]
+
+    async def test_a_body_that_cannot_be_stored(self, disk: Disk, autojump_clock: MockClock) -> None:
+        @workflow(name="odd")
+        async def odd(ctx: Context, input: Any) -> str:
+            try:
+                await ctx.send("send", "r", "item", object())
+            except StepCriticalError as error:
+                return error.error.name
+            return "sent"
+
+        async with disk.process(odd) as supervisor:
+            assert await (await supervisor.spawn(odd, "s", None)).result() == "ValueEncodeError"
+
+    async def test_without_a_supervisor_it_says_what_to_do(self, autojump_clock: MockClock) -> None:
+        from perdure.storage import MemoryDriver
+
+        driver = MemoryDriver()
+        with pytest.raises(HostRequiredError, match="open_supervisor"):
+            await run_workflow("s", sender, ["x"], driver)
+        assert (await load_snapshot(driver)).entries == ()
+
+
+class TestTrouble:
+    async def test_the_storage_of_the_target_is_not_the_senders_failure(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """The sender waits, durably, and tries again."""
+        async with disk.process(reader, sender) as supervisor:
+            target = await supervisor.spawn(reader, "r", 1)
+            await trio.sleep(1)
+            await target.evict()
+            opened, original = 0, disk.store.open_driver
+
+            async def open_driver(workflow_id: str, *, create: bool = False) -> Any:
+                nonlocal opened
+                if workflow_id == "r":
+                    opened += 1
+                    if opened <= 3:
+                        raise StorageError("not now")
+                return await original(workflow_id, create=create)
+
+            disk.store.open_driver = open_driver  # type: ignore[method-assign]
+            handle = await supervisor.spawn(sender, "s", ["x"])
+            assert await handle.result() == "sent"
+            assert await target.result() == ["x"]
+            assert opened > 3
