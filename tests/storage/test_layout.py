@@ -63,6 +63,7 @@ def test_fixed_keys_never_change() -> None:
         "FORMAT_VERSION_KEY": "1520150b",
         "PASSABLE_KEY": "1520150c",
         "CODEC_KEY": "15201512",
+        "DEADLINE_KEY": "1520150d",
         "DUTIES_KEY": "1520150e",
         "GENERATION_KEY": "1520150f",
         "JOINERS_KEY": "15201510",
