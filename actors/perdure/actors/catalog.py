@@ -116,7 +116,7 @@ class _Standing:
     """What of a workflow is durable and bears on its row: its next wake, and by what it is found.
 
     Attributes:
-        attributes: By what it is found, if that changed since the row was read.
+        attributes: By what it is found, once that is known.
     """
 
     state: str
@@ -143,6 +143,8 @@ class _Standing:
                 mail -= 1
             elif key == layout.DUTIES_KEY:
                 has_duties = False
+            elif key == layout.ATTRIBUTES_KEY:
+                attributes = {}
         if batch.alarm is not None:
             alarm_ms = batch.alarm.wake_at_ms
         return _Standing(state, alarm_ms, mail, attributes, has_duties)
@@ -178,10 +180,12 @@ class CatalogedDriver:
         """From now on the row follows this activation, which holds just what is stored."""
         history = activation.history
         self._activation = activation
+        # The attributes, too: a process that dies may not have come to write them into the catalog.
         self._standing = _Standing(
             history.state.value,
             history.alarm_ms,
             len(activation.mailbox),
+            history.attributes(),
             has_duties=bool(history.calls.duties),
         )
         self.row = replace(self.row, workflow_type=history.workflow_type or self.row.workflow_type)

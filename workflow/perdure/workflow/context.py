@@ -16,6 +16,8 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, TypeVarTuple, Unpack, cast, overload
 from uuid import UUID
 
+from perdure.storage.attributes import Scalar
+from perdure.workflow.attributes import check_changed, check_removed, run_attributes
 from perdure.workflow.blocks import BLOCK_CATCH, STEP_CATCH, BlockCatchKind, check_catch, run_block, step_failure
 from perdure.workflow.branches import Branch, JoinResult, check_branches
 from perdure.workflow.calls import OnParentEnd
@@ -867,3 +869,35 @@ class Context:
         """
         with Operation(self._scope, name, "now") as operation:
             return await run_now(operation)
+
+    @_in_turn("set_attributes")
+    async def set_attributes(
+        self, name: str, attributes: Mapping[str, Scalar], *, remove: Iterable[str] = ()
+    ) -> dict[str, Scalar]:
+        """Change by what the workflow can be found: `supervisor.list(attributes=...)`. Those that are not named stay.
+
+        Attributes are state, not history: the change is made once, in the write that records that it was made. Durable before
+        the next step function runs and before the next wait. What a race's loser has set stays set.
+
+        Args:
+            name: The change's name, unique within its scope.
+            attributes: Text (at most 1,024 bytes), numbers, booleans or `None`, by name; a workflow has at most 64.
+            remove: Names of attributes to remove first; one that there is not is no error.
+
+        Returns:
+            All attributes after the change, as they were then: the same on every run.
+        """
+        with Operation(self._scope, name, "set_attributes") as operation:
+            return await run_attributes(operation, check_changed(attributes), check_removed(remove))
+
+    @_in_turn("attributes")
+    async def attributes(self, name: str) -> dict[str, Scalar]:
+        """By what the workflow can be found, as it was when it first got here; the same on every run.
+
+        Recorded, and durable before the next step function runs and before the next wait.
+
+        Args:
+            name: Its name, unique within its scope.
+        """
+        with Operation(self._scope, name, "attributes") as operation:
+            return await run_attributes(operation)

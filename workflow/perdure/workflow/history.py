@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Any, Final, cast
 
 from perdure.storage import Driver, ValueCodecError, decode_value, encode_value, layout
+from perdure.storage.attributes import Scalar, decode_attributes
 from perdure.storage.driver import AlarmChange
 from perdure.storage.errors import DecodeError
 from perdure.storage.schema import (
@@ -140,6 +141,7 @@ class History:
         self.error: bytes | None = None
         self.alarm_ms: int | None = None
         self.deadline_ms: int | None = None
+        self._attributes: dict[str, Scalar] = {}
         self.idle_activations: int = 0
         self.seed: bytes | None = None
         self.failure_causes: list[str] | None = None
@@ -246,6 +248,8 @@ class History:
         self.seed = fields.get(layout.SEED_KEY)
         if (count := fields.get(layout.IDLE_ACTIVATIONS_KEY)) is not None:
             self.idle_activations = layout.decode_u64(count)
+        if (attributes := fields.get(layout.ATTRIBUTES_KEY)) is not None:
+            self._attributes = decode_attributes(attributes)
         if (deadline := fields.get(layout.DEADLINE_KEY)) is not None:
             self.deadline_ms = layout.decode_u64(deadline)
         if (sequence := fields.get(layout.COMPLETION_SEQUENCE_KEY)) is not None:
@@ -494,7 +498,7 @@ class History:
         if birth.created_at_ms is not None:
             self.pending.put(layout.CREATED_AT_KEY, layout.encode_u64(birth.created_at_ms))
         if birth.attributes is not None:
-            self.pending.put(layout.ATTRIBUTES_KEY, birth.attributes)
+            self.set_attributes(birth.attributes)
         if birth.parent is not None:
             self.calls.parent = birth.parent
             self.pending.put(layout.PARENT_KEY, birth.parent)
@@ -580,6 +584,18 @@ class History:
         if wake_at_ms != self.alarm_ms:
             self.alarm_ms = wake_at_ms
             self.pending.set_alarm(AlarmChange(self.workflow_id, wake_at_ms))
+
+    def attributes(self) -> dict[str, Scalar]:
+        """By what the workflow can be found; a new dictionary."""
+        return dict(self._attributes)
+
+    def set_attributes(self, data: bytes) -> None:
+        """Record by what the workflow can be found, as CBOR."""
+        self._attributes = decode_attributes(data)
+        if self._attributes:
+            self.pending.put(layout.ATTRIBUTES_KEY, data)
+        else:
+            self.pending.delete(layout.ATTRIBUTES_KEY)
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Record when the workflow fails unless it has ended; `None` for never."""

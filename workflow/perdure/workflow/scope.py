@@ -64,6 +64,8 @@ OperationName: TypeAlias = Literal[
     "get_version",
     "removed",
     "now",
+    "set_attributes",
+    "attributes",
     "rollback_checkpoint",
     "send",
     "call",
