@@ -30,12 +30,14 @@ def wish_ms(namespace: dict[bytes, bytes]) -> int:
     state = namespace[layout.STATE_KEY].decode()
     if state in TERMINAL:
         return NEVER
+    alarm = namespace.get(layout.ALARM_KEY)
+    if state == "pending" and alarm is not None:
+        return layout.decode_u64(alarm)  # it is to start then
     if state != "sleeping":
         return 0
     names = {decode_message(value).name for key, value in namespace.items() if key.startswith(layout.MAILBOX_PREFIX)}
     if "go" in names and not _sleeps(namespace):
         return 0  # it waits for a message that is there
-    alarm = namespace.get(layout.ALARM_KEY)
     return NEVER if alarm is None else layout.decode_u64(alarm)
 
 
