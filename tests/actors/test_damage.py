@@ -264,21 +264,21 @@ class TestDisks:
             await hosted(supervisor, "small", "other", count=30)
             await sent(supervisor, "small", "other")
             handle = await supervisor.get("small")
-            with pytest.raises(BatchRefusedError) as caught:
-                await handle.result()
-            assert supervisor.describe("small") in str(caught.value)
-            assert set(supervisor.troubles()) == {"small"}
             assert await results(supervisor, "other") == ["30 done"], "the others go on"
+            await trio.sleep(1)
+            refusal = supervisor.troubles()["small"]
+            assert isinstance(refusal, BatchRefusedError)
+            assert supervisor.describe("small") in str(refusal)
             assert await handle.get_state() is WorkflowState.RUNNING
-            await handle.wake()
-            with pytest.raises(BatchRefusedError):
+            with trio.move_on_after(24 * 3600) as waiting:
                 await handle.result()
+            assert waiting.cancelled_caught, "it is tried again and again, and not taken for a crash loop"
             pages["small"] = 1000
-            await handle.wake()
-            assert await handle.result() == "30 done"
+            assert await handle.result() == "30 done", "nobody had to ask"
             assert supervisor.troubles() == {}
-        counts = [effects.count(f"small/{number}") for number in range(30)]
-        assert sorted(counts) == [1] * 29 + [3], "only the step whose result had no room ran again"
+        counts = sorted(effects.count(f"small/{number}") for number in range(30))
+        assert counts[:-1] == [1] * 29, "only the step whose result had no room ran again"
+        assert 24 * 60 <= counts[-1] <= 24 * 120 + 20, "after pauses of 30 to 60 seconds in the end"
 
     async def test_a_full_disk_is_survived_over_a_restart(
         self, directory: Directory, autojump_clock: MockClock
@@ -302,11 +302,12 @@ class TestDisks:
             row = await supervisor._store.get_row("w-1")
             assert row is not None
             assert row.state == "completed", "nobody had to ask"
-        assert len(effects) == 31
+        counts = sorted(effects.count(f"w-1/{number}") for number in range(30))
+        assert (counts[:-1], counts[-1] > 1) == ([1] * 29, True), "only the step whose result had no room ran again"
 
     @pytest.mark.parametrize("is_done", [False, True])
     @pytest.mark.parametrize("number", range(7))
-    @pytest.mark.parametrize("how", ["wake", "restart"])
+    @pytest.mark.parametrize("how", ["stay", "restart"])
     async def test_an_error_at_any_commit_stops_the_workflow_and_it_continues_as_if_never_stopped(
         self, directory: Directory, number: int, is_done: bool, how: str, autojump_clock: MockClock
     ) -> None:
@@ -330,22 +331,16 @@ class TestDisks:
                 is_sent = False
             await sent(supervisor, "good")
             assert await results(supervisor, "good") == ["3 done"], "the others go on"
-            await trio.sleep(1)
-            did_fail = connections["bad"].commits_until_failure is None
+            await trio.sleep(0.05)
+            failing = connections["bad"]
+            did_fail = failing.commits_until_failure is None
             if did_fail and is_sent:
                 assert isinstance(supervisor.troubles()["bad"], CommitUnknownError)
                 assert supervisor.describe("bad") in str(supervisor.troubles()["bad"])
-                if number == 4 and is_done:
-                    assert await handle.result() == "3 done", "looked at again, it turned out to have ended"
-                else:
-                    with pytest.raises(CommitUnknownError):
-                        await handle.result()
-            if how == "wake":
-                if is_sent:
-                    await handle.wake()
-                else:
+            if how == "stay":
+                if not is_sent:
                     await handle.message("go", id="m-1")
-                assert await handle.result() == "3 done"
+                assert await handle.result() == "3 done", "it was restarted"
                 assert supervisor.troubles() == {}
         if how == "restart":
             async with directory.open() as supervisor:
@@ -374,9 +369,11 @@ class FlakyCatalog(MemoryStore):
         self._check()
         await super().put_rows(rows)
 
-    async def find_due(self, now_ms: int, *, limit: int, since_ms: int = 0) -> Sequence[CatalogRow]:
+    async def find_due(
+        self, now_ms: int, *, limit: int, since_ms: int = 0, after: str | None = None
+    ) -> Sequence[CatalogRow]:
         self._check()
-        return await super().find_due(now_ms, limit=limit, since_ms=since_ms)
+        return await super().find_due(now_ms, limit=limit, since_ms=since_ms, after=after)
 
     async def next_wake_ms(self, *, since_ms: int = 0) -> int | None:
         self._check()

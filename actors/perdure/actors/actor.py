@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from perdure.actors.catalog import CatalogedDriver
+from perdure.actors.slots import Place
 from perdure.workflow import Context, Workflow, WorkflowState
 from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.control import cancel
@@ -35,6 +36,7 @@ class Actor:
         error: The fault or trouble that ended its run, if one did.
         stopped: Set once it is gone.
         waiting_scope: Cancelled when it need not wait for its turn any more (`suspects.py`).
+        place: The place that it takes (`slots.py`).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Actor:
         self.error: BaseException | None = None
         self.stopped: trio.Event = trio.Event()
         self.waiting_scope: trio.CancelScope = trio.CancelScope()
+        self.place: Place | None = None
         self._is_unused = trio.Event()
 
     @property
@@ -96,6 +99,13 @@ class Actor:
         self.waiting_scope.cancel()
         await cancel(self.activation)
 
+    def move_to(self, place: Place) -> None:
+        """Own a place, and give back the one that it had."""
+        place.is_owned = True
+        if self.place is not None:
+            self.place.give_back()
+        self.place = place
+
     def hold(self) -> None:
         """Keep it from being closed."""
         self.in_use += 1
@@ -130,6 +140,8 @@ class Actor:
             except Exception as error:
                 _log.warning("workflow %r: its storage did not close: %s", self.workflow_id, error)
             finally:
+                if self.place is not None:
+                    self.place.give_back()
                 self.stopped.set()
 
     @property

@@ -2,7 +2,8 @@
 
 1. The catalog knows who is due. A live workflow keeps its own time; its row, 0 or its alarm, is passed over here.
 2. `floor_ms` is where to look from: everything due before it was tried. A workflow that leaves memory asleep lowers it.
-3. Activations are few at a time, so that many that are due at once do not crowd out those that run.
+3. Due rows are read a page at a time, as fast as they are activated (`dispatch.py`), so that neither memory nor the start
+   depends on how many there are.
 4. Trouble with the catalog is logged and tried again; it never ends the supervisor.
 """
 
@@ -20,8 +21,7 @@ from perdure.workflow import Clock
 
 __all__ = ["AlarmWatch"]
 
-_AT_ONCE: Final = 8
-_ALL: Final = 2**62
+_PAGE: Final = 64
 _PAUSE_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
 
@@ -69,23 +69,15 @@ class AlarmWatch:
 
     async def _activate_due(self, residents: Residents) -> None:
         await self._keeper.flush()
-        now_ms, since_ms = self._clock.now_ms(), self._floor_ms
+        since_ms, after = self._floor_ms, None
         # Raised before the look: whoever goes to sleep meanwhile, due already, lowers it again.
-        self._floor_ms = now_ms + 1
+        self._floor_ms = self._clock.now_ms() + 1
         try:
-            due = await self._store.find_due(now_ms, since_ms=since_ms, limit=_ALL)
+            while due := await self._store.find_due(self._clock.now_ms(), since_ms=since_ms, after=after, limit=_PAGE):
+                for row in due:
+                    if not residents.is_running(row.workflow_id):
+                        await residents.dispatcher.recover(row.workflow_id)
+                since_ms, after = due[-1].next_wake_ms or 0, due[-1].workflow_id
         except BaseException:
             self._floor_ms = min(self._floor_ms, since_ms)
             raise
-        limiter = trio.CapacityLimiter(_AT_ONCE)
-        async with trio.open_nursery() as nursery:
-            for row in due:
-                if not residents.is_running(row.workflow_id):
-                    await limiter.acquire_on_behalf_of(row.workflow_id)
-                    nursery.start_soon(self._activate, residents, row.workflow_id, limiter)
-
-    async def _activate(self, residents: Residents, workflow_id: str, limiter: trio.CapacityLimiter) -> None:
-        try:
-            await residents.activate(workflow_id)
-        finally:
-            limiter.release_on_behalf_of(workflow_id)

@@ -27,7 +27,7 @@ from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
 from perdure.workflow.states import TERMINAL_STATES, WorkflowState
 
-__all__ = ["DELAY_MAX_S", "DELAY_S", "NEVER", "CatalogKeeper", "CatalogedDriver"]
+__all__ = ["DELAY_MAX_S", "DELAY_S", "NEVER", "TERMINAL", "CatalogKeeper", "CatalogedDriver"]
 
 DELAY_S: Final = 0.2
 """How long a move to later may wait for company, in seconds."""
@@ -41,7 +41,8 @@ NEVER: Final = 2**64
 
 _log = logging.getLogger("perdure.actors")
 
-_TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
+TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
+"""The texts of the states in which a workflow has ended."""
 _SLEEPING: Final = WorkflowState.SLEEPING.value
 
 
@@ -194,7 +195,7 @@ class CatalogedDriver:
     @property
     def is_terminal(self) -> bool:
         """Whether the workflow has ended, durably."""
-        return self._standing.state in _TERMINAL
+        return self._standing.state in TERMINAL
 
     @property
     def has_duties(self) -> bool:

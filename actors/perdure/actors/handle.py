@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perdure.actors.restarts import is_passing
 from perdure.workflow import ChildInfo, ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
 from perdure.workflow.children import children_of
 from perdure.workflow.control import recover, send, wake
@@ -44,36 +45,35 @@ class ActorHandle:
         An evicted workflow is waited for until it was woken and has ended; if the supervisor leaves its block first,
         `WorkflowSuspendedError` comes.
         """
+        residents = self._residents
+        residents.check_open()
+        is_seen = False
         while True:
-            actor = self._residents.live.get(self._workflow_id)
-            if actor is not None and (actor.is_started or self._residents.is_closing):
+            actor = residents.live.get(self._workflow_id)
+            if actor is not None and (actor.is_started or residents.is_closing):
                 await actor.stopped.wait()
                 if actor.is_ended:
                     return actor.result()
-                if actor.error is not None:
+                if actor.error is not None and not is_passing(actor.error):
                     raise actor.error
+                state = actor.activation.history.state.value
             else:
-                async with self._residents.using(self._workflow_id) as actor:
-                    if actor.is_ended:
-                        return actor.result()
-                    if actor.is_started:
-                        continue
-                    if (trouble := self._residents.troubles.get(self._workflow_id)) is not None:
-                        raise trouble
-                    if actor.definition is None:
-                        raise self._residents.unregistered(actor.activation.history.workflow_type or "")
-                    arrival = self._residents.arrival(self._workflow_id)
-                await arrival.wait()
-            if self._residents.is_closing:
-                raise self._suspended(actor)
-
-    def _suspended(self, actor: Actor) -> WorkflowSuspendedError:
-        state = actor.activation.history.state.value
-        return WorkflowSuspendedError(
-            f"the supervisor left its block while workflow {self._workflow_id!r} was {state}; it goes on at the next start",
-            workflow_id=self._workflow_id,
-            state=state,
-        )
+                row, arrival = await residents.await_arrival(self._workflow_id)
+                state = row.state
+                if arrival is not None and is_seen:
+                    await arrival.wait()
+                else:  # once, so that a damaged file is told, and not waited for
+                    is_seen = True
+                    async with residents.using(self._workflow_id) as actor:
+                        if actor.is_ended:
+                            return actor.result()
+            if residents.is_closing:
+                raise WorkflowSuspendedError(
+                    f"the supervisor left its block while workflow {self._workflow_id!r} was {state}; it goes on at the "
+                    "next start",
+                    workflow_id=self._workflow_id,
+                    state=state,
+                )
 
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant."""

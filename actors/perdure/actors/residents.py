@@ -1,12 +1,15 @@
 """The workflows that are in memory: bringing them in, starting them, letting them go.
 
-1. A workflow is *live* (an `Actor` holds its driver and runs its function) or *dormant* (a catalog row and a file). There is
-   one actor per workflow at most: making and closing one happens inside the workflow's gate.
+1. A workflow is *live* (an `Actor` holds its driver and runs its function) or *dormant* (a catalog row and a file), but for
+   *visits*, which open a dormant one and do not run it. There is one actor per workflow at most: making and closing one
+   happens inside the workflow's gate.
 2. A live actor is used without the gate: between looking at it and holding it nothing else can run.
 3. Whatever goes wrong with one workflow (damaged file, unregistered type, divergence, its storage) is kept with its id and
    told to whoever asks for it; the others go on.
 4. Creation: first the catalog row (due at once), then the file, then the first batch. Killed in between, the next look
    finds a row without a workflow, and removes it; nobody was told that it exists.
+5. A workflow that is to run takes a place (`slots.py`). If none is free it goes back to sleep and is queued (`dispatch.py`);
+   that it wants to run is durable before.
 """
 
 from __future__ import annotations
@@ -21,12 +24,16 @@ from typing import Any
 import trio
 
 from perdure.actors.actor import Actor
-from perdure.actors.catalog import CatalogedDriver, CatalogKeeper
+from perdure.actors.catalog import TERMINAL, CatalogedDriver, CatalogKeeper
+from perdure.actors.dispatch import Dispatcher
 from perdure.actors.duties import Duties
 from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
 from perdure.actors.gates import Gates
 from perdure.actors.hosting import Hosting
 from perdure.actors.parks import LateParks
+from perdure.actors.passivation import Passivation
+from perdure.actors.restarts import Restarts
+from perdure.actors.slots import Place, Slots
 from perdure.actors.suspects import Suspects
 from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
 from perdure.storage.attributes import decode_attributes
@@ -52,6 +59,8 @@ class Residents:
         keeper: Writes their catalog rows.
         definitions: The registered workflows, by name.
         clock: The time.
+        max_live: How many may run at once.
+        idle_timeout: Seconds after which one that only waits leaves memory.
         hooks: What is told of all workflows.
         on_dormant: Called with the alarm (milliseconds since the epoch) of a workflow that leaves memory asleep.
         on_interrupt: Called with what came out of a workflow and is meant for the program (Ctrl-C, `SystemExit`).
@@ -64,6 +73,8 @@ class Residents:
         definitions: dict[str, Workflow[Any, Any]],
         clock: Clock,
         *,
+        max_live: int,
+        idle_timeout: float,
         hooks: Hooks | None,
         on_dormant: Callable[[int], None],
         on_interrupt: Callable[[BaseException], None],
@@ -74,6 +85,10 @@ class Residents:
         self.nursery: trio.Nursery | None = None
         self.asyncio: AsyncioThread = AsyncioThread()
         self.on_ended: Callable[[str], None] | None = None
+        self.slots = Slots(max_live)
+        self.passivation = Passivation(idle_timeout)
+        self.dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
+        self.restarts = Restarts(self.dispatcher.want)
         self._store = store
         self._keeper = keeper
         self._definitions = definitions
@@ -88,6 +103,13 @@ class Residents:
         self.late_parks: LateParks = LateParks(on_interrupt)
         self._arrivals: dict[str, trio.Event] = {}
         self._step_limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin to run what is wanted, in the nursery."""
+        self.nursery = nursery
+        nursery.start_soon(self.dispatcher.run, nursery)
+        nursery.start_soon(self.passivation.run)
+        nursery.start_soon(self.restarts.run)
 
     # Using actors.
 
@@ -104,16 +126,8 @@ class Residents:
 
     @asynccontextmanager
     async def using(self, workflow_id: str) -> AsyncGenerator[Actor]:
-        """Hold the workflow's actor, bringing it in (but not running it) if it is dormant."""
-        self.check_open()
-        actor = self.live.get(workflow_id)
-        while actor is None or not actor.is_usable:
-            if actor is not None:
-                await actor.stopped.wait()
-            async with self._gates.entered(workflow_id):
-                self.check_open()
-                actor = self.live.get(workflow_id) or await self._bring_in(workflow_id)
-        actor.hold()
+        """Hold the workflow's actor, bringing it in for a visit (not running it) if it is dormant."""
+        actor = await self._hold(workflow_id)
         try:
             yield actor
         finally:
@@ -126,39 +140,85 @@ class Residents:
                         else:
                             await self._retire_if_idle(actor)
 
+    async def _hold(self, workflow_id: str) -> Actor:
+        self.check_open()
+        while True:
+            actor = self.live.get(workflow_id)
+            if actor is not None and actor.is_usable:
+                actor.hold()
+                return actor
+            if actor is not None:
+                await actor.stopped.wait()
+            else:
+                await self._visit(workflow_id)
+
+    async def _visit(self, workflow_id: str) -> None:
+        """See that there is an actor, which does not run.
+
+        The place is waited for inside the gate, so that all who come for one workflow share one visit. Nobody who has a
+        place needs this gate: it would be for an actor that is live.
+        """
+        async with self._gates.entered(workflow_id):
+            self.check_open()
+            if workflow_id in self.live:
+                return
+            place = await self.slots.visit()
+            try:
+                self.check_open()
+                actor = await self._bring_in(workflow_id)
+                actor.move_to(place)
+            finally:
+                if not place.is_owned:
+                    place.give_back()
+
     def is_running(self, workflow_id: str) -> bool:
         """Whether the workflow's function was begun, and keeps its own time; being looked at is not enough."""
         actor = self.live.get(workflow_id)
         return actor is not None and actor.is_started
 
-    async def activate(self, workflow_id: str) -> None:
-        """Make a workflow live that has something to do; what prevents it becomes its trouble."""
+    async def ensure_running(self, workflow_id: str) -> None:
+        """See that a workflow runs that has something to do: here and now if there is a place, else as soon as there is one."""
+        actor = self.live.get(workflow_id)
+        if self.is_closing or (actor is not None and actor.is_started and actor.is_usable):
+            return
+        place = self._place_nowait()
+        if place is None:
+            self.dispatcher.want(workflow_id)
+        else:
+            await self._run_in(workflow_id, place)
+
+    async def _activate(self, workflow_id: str, place: Place) -> None:
+        """Make a workflow live that has something to do, in a place; what prevents it becomes its trouble."""
         try:
-            await self.ensure_running(workflow_id)
+            await self._run_in(workflow_id, place)
         except WorkflowNotFoundError:
             _log.info("workflow %r was never completely created; it was taken off the catalog", workflow_id)
-        except Exception as error:
-            self.troubles[workflow_id] = error
-            _log.warning("workflow %r cannot be activated: %s", workflow_id, error)
             self._announce(workflow_id)
+        except Exception as error:
+            self._note_trouble(workflow_id, error)
 
     def want(self, workflow_id: str) -> None:
-        """See to it that a workflow runs that has something to do."""
-        if self.nursery is not None and not self.is_closing:
-            self.nursery.start_soon(self.activate, workflow_id)
+        """See to it that a workflow runs that has something to do, as soon as there is a place."""
+        if not self.is_closing:
+            self.dispatcher.want(workflow_id)
 
-    async def ensure_running(self, workflow_id: str) -> None:
-        """Make a workflow live that has something to do."""
-        actor = self.live.get(workflow_id)
-        while not (self.is_closing or (actor is not None and actor.is_started and actor.is_usable)):
-            if actor is not None and not actor.is_usable:
-                await actor.stopped.wait()
+    async def _run_in(self, workflow_id: str, place: Place) -> None:
+        try:
             with trio.CancelScope(shield=True):
-                async with self._gates.entered(workflow_id):
-                    actor = self.live.get(workflow_id) or await self._bring_in(workflow_id)
-                    if actor.is_usable:
-                        await self._start_or_retire(actor)
-                        return
+                while not self.is_closing:
+                    async with self._gates.entered(workflow_id):
+                        actor = self.live.get(workflow_id)
+                        if actor is None or actor.is_usable:
+                            actor = actor or await self._bring_in(workflow_id)
+                            try:
+                                await self._start(actor, place)
+                            finally:
+                                await self._retire_if_idle(actor)
+                            return
+                    await actor.stopped.wait()
+        finally:
+            if not place.is_owned:
+                place.give_back()
 
     async def create_or_find(
         self,
@@ -183,11 +243,10 @@ class Residents:
                 if actor is not None and actor.is_leaving:
                     await self._retire(actor)
                     actor = None
-                actor = actor or await self._find(workflow_id)
                 if actor is None:
-                    if may_create is not None and not may_create():
+                    actor = await self._make(definition, workflow_id, input, birth, may_create)
+                    if actor is None:
                         return False
-                    actor = await self._create(definition, workflow_id, input, birth)
                 try:
                     check(actor)
                 except BaseException:
@@ -207,9 +266,31 @@ class Residents:
             actor.evict()
             await actor.stopped.wait()
 
-    def arrival(self, workflow_id: str) -> trio.Event:
-        """Set when the workflow becomes live next, ends or is found in trouble, or the supervisor leaves its block."""
-        return self._arrivals.setdefault(workflow_id, trio.Event())
+    async def await_arrival(self, workflow_id: str) -> tuple[CatalogRow, trio.Event | None]:
+        """What is known of a dormant workflow, and what to wait for before looking again.
+
+        Returns:
+            Its catalog row, and an event that is set when it becomes live next, ends or is found in trouble, or when the
+            supervisor leaves its block; no event if it has to be opened to know more.
+
+        Raises:
+            WorkflowNotFoundError: There is none.
+            PerdureError: It cannot run here, and that will not pass by itself.
+        """
+        arrival = self._arrivals.setdefault(workflow_id, trio.Event())
+        if self.is_closing:
+            arrival.set()
+        row = await self._keeper.get(workflow_id)
+        if row is None:
+            raise self.not_found(workflow_id)
+        if row.problem is not None or row.state in TERMINAL:
+            return row, None
+        trouble = self.troubles.get(workflow_id)
+        if trouble is not None and not self.restarts.is_coming(workflow_id):
+            raise trouble
+        if row.workflow_type not in self._definitions:
+            raise self.unregistered(row.workflow_type)
+        return row, arrival
 
     def _announce(self, workflow_id: str) -> None:
         arrival = self._arrivals.pop(workflow_id, None)
@@ -233,6 +314,27 @@ class Residents:
             await trio.lowlevel.checkpoint()
 
     # Making actors, and letting them go. The caller is inside the workflow's gate.
+
+    async def _make(
+        self,
+        definition: Workflow[Any, Any],
+        workflow_id: str,
+        input: object,
+        birth: Birth,
+        may_create: Callable[[], bool] | None,
+    ) -> Actor | None:
+        place = await self.slots.visit()
+        try:
+            actor = await self._find(workflow_id)
+            if actor is None:
+                if may_create is not None and not may_create():
+                    return None
+                actor = await self._create(definition, workflow_id, input, birth)
+            actor.move_to(place)
+            return actor
+        finally:
+            if not place.is_owned:
+                place.give_back()
 
     async def _find(self, workflow_id: str) -> Actor | None:
         if await self._store.get_row(workflow_id) is None:
@@ -310,24 +412,59 @@ class Residents:
         return actor
 
     async def _start_or_retire(self, actor: Actor) -> None:
+        """Run it, if it has something to do: here and now if there is a place for it and nobody waits for one."""
         try:
-            await self._start(actor)
+            if not actor.can_run:
+                self._note_unregistered(actor)
+            elif not self.is_closing and (place := self._place_nowait()) is not None:
+                try:
+                    await self._start(actor, place)
+                finally:
+                    if not place.is_owned:
+                        place.give_back()
+            else:
+                self.dispatcher.want(actor.workflow_id)
         finally:
             await self._retire_if_idle(actor)
 
-    async def _start(self, actor: Actor) -> None:
+    def _place_nowait(self) -> Place | None:
+        return None if len(self.dispatcher) else self.slots.take_nowait()
+
+    async def _start(self, actor: Actor, place: Place) -> None:
         workflow_id = actor.workflow_id
-        history = actor.activation.history
-        if actor.definition is None and not history.state.is_terminal:
-            self.troubles[workflow_id] = self.unregistered(history.workflow_type or "")
-        if self.is_closing or self.nursery is None or not actor.can_run:
+        if not actor.can_run:
+            self._note_unregistered(actor)
+            return
+        if self.is_closing or self.nursery is None:
             return
         await actor.driver.move_earlier(0)
         self.troubles.pop(workflow_id, None)
+        actor.move_to(place)
         actor.is_started = True
+        actor.activation.is_forgiven = self.restarts.is_by_storage(workflow_id)
+        actor.activation.when_quiet = partial(self._note_idle, actor)
         self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
         if actor.driver.has_duties:
             self.duties.want(workflow_id)
+        self._announce(workflow_id)
+
+    def _note_idle(self, actor: Actor) -> None:
+        self.passivation.note_idle(actor)
+        if len(self.dispatcher):
+            self.slots.poke()
+
+    def _note_unregistered(self, actor: Actor) -> None:
+        history = actor.activation.history
+        if actor.definition is None and not history.state.is_terminal:
+            self.troubles[actor.workflow_id] = self.unregistered(history.workflow_type or "")
+            self._announce(actor.workflow_id)
+
+    def _note_trouble(self, workflow_id: str, error: BaseException) -> None:
+        self.troubles[workflow_id] = error
+        if self.restarts.note_fault(workflow_id, error):
+            _log.warning("workflow %r was stopped by a fault, and is restarted: %s", workflow_id, error)
+        else:
+            _log.warning("workflow %r cannot run: %s", workflow_id, error)
         self._announce(workflow_id)
 
     @trio.lowlevel.enable_ki_protection
@@ -357,15 +494,18 @@ class Residents:
             await actor.close()
         finally:
             del self.live[actor.workflow_id]
+            self.passivation.forget(actor)
             if actor.driver.has_duties and not self.is_closing:
                 self.duties.left(actor.workflow_id)
         if actor.error is not None:
-            self.troubles[actor.workflow_id] = actor.error
-        elif actor.driver.is_terminal:
+            self._note_trouble(actor.workflow_id, actor.error)
+            return
+        if actor.is_started:
+            self.restarts.forget(actor.workflow_id)
+        if actor.driver.is_terminal:
             self.troubles.pop(actor.workflow_id, None)
             if self.on_ended is not None:
                 self.on_ended(actor.workflow_id)
-        if actor.error is not None or actor.driver.is_terminal:
             self._announce(actor.workflow_id)
         elif not self.is_closing:
             self._expect(actor)
@@ -375,9 +515,9 @@ class Residents:
         wake_ms = actor.driver.row.next_wake_ms
         if wake_ms:
             self._on_dormant(wake_ms)
-        elif actor.is_started and actor.is_mail_wanted and self.nursery is not None:
+        elif actor.is_started and actor.is_mail_wanted:
             # The message came while it was being evicted, and counts as its next one.
-            self.nursery.start_soon(self.activate, actor.workflow_id)
+            self.dispatcher.want(actor.workflow_id)
 
     async def _retire_if_idle(self, actor: Actor) -> None:
         if not actor.is_started and actor.in_use == 0:

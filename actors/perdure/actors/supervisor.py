@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
+from math import inf
 from os import PathLike
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 from zoneinfo import ZoneInfo
@@ -34,6 +35,7 @@ from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, Schedul
 from perdure.actors.schedule_record import Misfire, Overlap
 from perdure.actors.schedule_runs import ScheduleRuns
 from perdure.actors.schedules import Schedules
+from perdure.actors.slots import default_max_live
 from perdure.storage import (
     VALUE_BYTES_MAX,
     CodedStore,
@@ -43,6 +45,7 @@ from perdure.storage import (
     ValueCodec,
 )
 from perdure.storage.attributes import encode_attributes
+from perdure.storage.descriptors import raise_descriptor_limit
 from perdure.workflow import (
     Clock,
     Context,
@@ -54,7 +57,7 @@ from perdure.workflow import (
 )
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.birth import Birth
-from perdure.workflow.checks import check_duration, check_schedule_name, check_time_ms, check_workflow_id
+from perdure.workflow.checks import check_count, check_duration, check_schedule_name, check_time_ms, check_workflow_id
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.typed import encode_input
 
@@ -77,6 +80,8 @@ async def open_supervisor(
     durability: Literal["full", "normal"] = "full",
     codec: ValueCodec | None = None,
     grace: float = 10.0,
+    idle_timeout: float | None = 60.0,
+    max_live: int | None = None,
     on_history_updated: HistoryHook | None = None,
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
@@ -96,6 +101,11 @@ async def open_supervisor(
         codec: Wraps user data at rest (inputs, results, messages, errors), as for encryption. The same, or one that can read what
             it wrote, is needed from then on: without it a workflow is in trouble, with a `ValueCodecError`, and goes on later.
         grace: Seconds, 0 or more.
+        idle_timeout: Seconds, 0 or more, after which a workflow that only waits leaves memory; its next message, alarm or wake
+            brings it back. `None`: it stays until its place is needed.
+        max_live: How many workflows may run at once, at least 1; each holds an open file of two descriptors. Past it, the
+            longest idle leave memory, then activations queue. `None`: as many as there are descriptors for (the process's
+            limit is raised as far as it may be), and at most 4,096.
         on_history_updated: Called with a `HistoryUpdated` for each commit that changed a workflow's history or state, after it.
         on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
             durable, and not again on a replay. Either may be a plain function, which is to be quick, or a coroutine
@@ -111,7 +121,8 @@ async def open_supervisor(
         UnsupportedFileSystemError: It lies on a network file system.
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
-    supervisor = _make(store, workflows, durability, codec, grace, clock, make_hooks(on_history_updated, on_error))
+    hooks = make_hooks(on_history_updated, on_error)
+    supervisor = _make(store, workflows, durability, codec, grace, idle_timeout, max_live, clock, hooks)
     check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
@@ -123,10 +134,15 @@ def _make(
     durability: Literal["full", "normal"],
     codec: ValueCodec | None,
     grace: float,
+    idle_timeout: float | None,
+    max_live: int | None,
     clock: Clock | None,
     hooks: Hooks | None,
 ) -> Supervisor:
     checked_grace = check_duration(grace, "grace", "grace=10.0")
+    checked_idle = inf if idle_timeout is None else check_duration(idle_timeout, "idle_timeout", "idle_timeout=60.0")
+    if max_live is not None:
+        check_count(max_live, "max_live", least=1, example="max_live=1000")
     definitions: dict[str, Workflow[Any, Any]] = {}
     for given in _check_list(workflows):
         definition = definition_of(given)
@@ -145,7 +161,9 @@ def _make(
     checked_store = _check_store(store)
     if codec is not None:
         checked_store = _coded(checked_store, codec)
-    return Supervisor(checked_store, definitions, checked_grace, checked_clock, hooks)
+    if max_live is None:
+        max_live = default_max_live(raise_descriptor_limit())
+    return Supervisor(checked_store, definitions, checked_grace, checked_idle, max_live, checked_clock, hooks)
 
 
 def _coded(store: Store, codec: ValueCodec) -> Store:
@@ -200,6 +218,8 @@ class Supervisor:
         store: Store,
         definitions: dict[str, Workflow[Any, Any]],
         grace: float,
+        idle_timeout: float,
+        max_live: int,
         clock: Clock,
         hooks: Hooks | None = None,
     ) -> None:
@@ -217,6 +237,8 @@ class Supervisor:
             self._keeper,
             definitions,
             clock,
+            max_live=max_live,
+            idle_timeout=idle_timeout,
             hooks=hooks,
             on_dormant=self._alarms.expect,
             on_interrupt=self._interrupt,
@@ -500,7 +522,8 @@ class Supervisor:
     async def _work(self, is_open: trio.Event) -> None:
         """Everything that runs besides the block, shielded: when that is cancelled, running steps get their `grace`, too."""
         with self._work_scope:
-            async with trio.open_nursery() as self._residents.nursery:
+            async with trio.open_nursery() as nursery:
+                self._residents.start(nursery)
                 is_open.set()
                 await trio.sleep_forever()
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from perdure.storage.errors import StorageError
 
-__all__ = ["OutOfDescriptorsError", "is_exhausted", "out_of_descriptors"]
+__all__ = ["OutOfDescriptorsError", "is_exhausted", "out_of_descriptors", "raise_descriptor_limit"]
 
 _EXHAUSTED: Final = frozenset({EMFILE, ENFILE})
 
@@ -53,3 +53,22 @@ def is_exhausted(error: BaseException) -> bool:
     except OSError as found:
         return found.errno in _EXHAUSTED
     return False
+
+
+def raise_descriptor_limit() -> int | None:
+    """Let this process have as many descriptors as it may; returns how many that are, or `None` for no limit.
+
+    The soft limit is often 1,024 for the sake of programs that use `select`, which Trio does not.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard and soft != resource.RLIM_INFINITY:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS refuses more than its kernel's own bound, which it does not tell
+            return soft
+        soft = hard
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -102,6 +102,8 @@ class Activation:
         failure: The exception that failed it, if that happened in this process.
         collected: While the function is run for its handlers only: what would undo the steps that it has passed.
         watch: Tells hooks what became durable, if there are any.
+        is_forgiven: Whether the activation before this one ended for a reason that is known not to lie in the workflow, so
+            that this one is not counted in its place.
         host: Whoever hosts the workflow, or `None`.
         arrivals: What is remembered of the messages that other workflows sent.
         when_quiet: Called when every lane has parked and that is recorded.
@@ -138,6 +140,7 @@ class Activation:
         self.mode: RunMode = "yield"
         self.is_running: bool = False
         self.is_draining: bool = False
+        self.is_forgiven: bool = False
         self.host: Host | None = None
         self.arrivals: Arrivals = Arrivals(history.pending)
         self.when_quiet: Callable[[], None] | None = None
@@ -353,7 +356,7 @@ class Activation:
         """Make durable what must precede a new step function; for the first one, that the workflow runs."""
         if not self._has_begun_steps:
             self._has_begun_steps = True
-            if not self._has_progressed:
+            if not self._has_progressed and not self.is_forgiven:
                 self.history.set_idle_activations(self.history.idle_activations + 1)
             if self.history.state is not WorkflowState.RUNNING:
                 self.history.apply(WorkflowEvent.RUN)
@@ -728,7 +731,8 @@ class Activation:
     async def _leave(self, error: BaseException | None = None) -> None:
         """Leave a workflow that goes on elsewhere: keep what was recorded (unless the code was wrong).
 
-        That is no crash, and is not counted as one, unless the workflow's own code ends the process (`SystemExit`).
+        That is no crash, and is not counted as one, unless the workflow's own code ends the process (`SystemExit`), or ours
+        has a bug.
 
         Raises:
             StorageError: A late park could not be written, so that nobody would know when to bring the workflow back.
@@ -737,7 +741,10 @@ class Activation:
             if self.closing is Closing.FAULT and self._has_begun_steps:
                 await self._committer.commit_alone(Batch(deletes=[layout.IDLE_ACTIVATIONS_KEY]))
             elif self.closing is Closing.EVICTED or self.closing is Closing.USER_CANCELLED:
-                if error is None or not ends_process(error, KeyboardInterrupt):
+                is_counted = isinstance(error, Exception) or (
+                    error is not None and ends_process(error, KeyboardInterrupt)
+                )
+                if not is_counted:
                     self.history.set_idle_activations(0)
                 elif not self._has_progressed and not self._has_begun_steps:
                     self.history.set_idle_activations(self.history.idle_activations + 1)
