@@ -18,6 +18,7 @@ from perdure.actors.slots import Place
 from perdure.workflow import Context, Workflow, WorkflowState
 from perdure.workflow.activation import Activation, Closing
 from perdure.workflow.control import cancel
+from perdure.workflow.logs import fields_of
 from perdure.workflow.run import ending_error
 from perdure.workflow.typed import decode_output
 
@@ -72,6 +73,11 @@ class Actor:
         return None if self.definition is None else self.definition.function
 
     @property
+    def log_fields(self) -> dict[str, object]:
+        """What log records about it carry."""
+        return fields_of(self.activation.history)
+
+    @property
     def is_usable(self) -> bool:
         """Whether operations may be given to it: it is not leaving, nor evicted or in trouble and about to leave."""
         closing = self.activation.closing
@@ -124,7 +130,6 @@ class Actor:
             await self.activation.run(self.definition.function, mode="live")
         except Exception as error:
             self.error = error
-            _log.warning("workflow %r stopped: %s", self.workflow_id, error, extra={"workflow_id": self.workflow_id})
         finally:
             self.is_leaving = True
 
@@ -138,7 +143,9 @@ class Actor:
                 self.driver.settle()
                 await self.driver.aclose()
             except Exception as error:
-                _log.warning("workflow %r: its storage did not close: %s", self.workflow_id, error)
+                _log.warning(
+                    "workflow %r: its storage did not close: %s", self.workflow_id, error, extra=self.log_fields
+                )
             finally:
                 if self.place is not None:
                     self.place.give_back()

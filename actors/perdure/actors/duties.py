@@ -131,7 +131,12 @@ class Duties:
         except (SupervisorClosedError, WorkflowNotFoundError):
             is_done = True  # the next start does it; or it is gone, and owes nothing
         except Exception as error:
-            _log.warning("workflow %r cannot be asked for what it owes: %s", workflow_id, error)
+            _log.warning(
+                "workflow %r cannot be asked for what it owes: %s",
+                workflow_id,
+                error,
+                extra={"workflow_id": workflow_id},
+            )
         finally:
             limiter.release_on_behalf_of(token)
             self._finish(workflow_id)
@@ -173,7 +178,9 @@ class Duties:
             if plan is not None:
                 await _strike_off(actor.activation, plan, await self._carry_out(plan))
         except Exception as error:
-            _log.warning("workflow %r cannot do what it owes: %s", workflow_id, error)
+            _log.warning(
+                "workflow %r cannot do what it owes: %s", workflow_id, error, extra={"workflow_id": workflow_id}
+            )
         finally:
             self._finish(workflow_id)
 
@@ -215,7 +222,13 @@ class Duties:
         except SupervisorClosedError:
             return False
         except Exception as error:
-            _log.warning("workflow %r cannot tell %r how it ended: %s", plan.workflow_id, caller_id, error)
+            _log.warning(
+                "workflow %r cannot tell %r how it ended: %s",
+                plan.workflow_id,
+                caller_id,
+                error,
+                extra={"workflow_id": plan.workflow_id},
+            )
             return False
 
     async def _cancel(self, plan: _Plan, call: OpenCall) -> bool:
@@ -231,7 +244,13 @@ class Duties:
         except SupervisorClosedError:
             return False
         except Exception as error:
-            _log.warning("workflow %r cannot cancel %r: %s", plan.workflow_id, call.child_id, error)
+            _log.warning(
+                "workflow %r cannot cancel %r: %s",
+                plan.workflow_id,
+                call.child_id,
+                error,
+                extra={"workflow_id": plan.workflow_id},
+            )
             return False
 
     def _is_abandoned(self, plan: _Plan, call: OpenCall) -> bool:

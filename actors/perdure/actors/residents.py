@@ -35,7 +35,7 @@ from perdure.actors.passivation import Passivation
 from perdure.actors.restarts import Restarts
 from perdure.actors.slots import Place, Slots
 from perdure.actors.suspects import Suspects
-from perdure.storage import CatalogRow, NamespaceNotFoundError, Store
+from perdure.storage import CatalogRow, NamespaceNotFoundError, PerdureError, Store
 from perdure.storage.attributes import decode_attributes
 from perdure.storage.rebuild import parent_id_of
 from perdure.workflow import Clock, Workflow, WorkflowState
@@ -192,7 +192,11 @@ class Residents:
         try:
             await self._run_in(workflow_id, place)
         except WorkflowNotFoundError:
-            _log.info("workflow %r was never completely created; it was taken off the catalog", workflow_id)
+            _log.info(
+                "workflow %r was never completely created; it was taken off the catalog",
+                workflow_id,
+                extra={"workflow_id": workflow_id},
+            )
             self._announce(workflow_id)
         except Exception as error:
             self._note_trouble(workflow_id, error)
@@ -459,12 +463,20 @@ class Residents:
             self.troubles[actor.workflow_id] = self.unregistered(history.workflow_type or "")
             self._announce(actor.workflow_id)
 
-    def _note_trouble(self, workflow_id: str, error: BaseException) -> None:
+    def _note_trouble(self, workflow_id: str, error: BaseException, actor: Actor | None = None) -> None:
         self.troubles[workflow_id] = error
+        fields = {"workflow_id": workflow_id} if actor is None else actor.log_fields
+        trace = None if isinstance(error, PerdureError) else error  # what we did not foresee is shown whole
         if self.restarts.note_fault(workflow_id, error):
-            _log.warning("workflow %r was stopped by a fault, and is restarted: %s", workflow_id, error)
+            _log.warning(
+                "workflow %r was stopped by a fault, and is restarted: %s",
+                workflow_id,
+                error,
+                extra=fields,
+                exc_info=trace,
+            )
         else:
-            _log.warning("workflow %r cannot run: %s", workflow_id, error)
+            _log.warning("workflow %r cannot run: %s", workflow_id, error, extra=fields, exc_info=trace)
         self._announce(workflow_id)
 
     @trio.lowlevel.enable_ki_protection
@@ -498,7 +510,7 @@ class Residents:
             if actor.driver.has_duties and not self.is_closing:
                 self.duties.left(actor.workflow_id)
         if actor.error is not None:
-            self._note_trouble(actor.workflow_id, actor.error)
+            self._note_trouble(actor.workflow_id, actor.error, actor)
             return
         if actor.is_started:
             self.restarts.forget(actor.workflow_id)

@@ -323,7 +323,9 @@ class Schedules:
             except SupervisorClosedError:
                 return
             except StorageError as error:
-                _log.warning("whether runs of schedule %r have ended is not known yet: %s", name, error)
+                _log.warning(
+                    "whether runs of schedule %r have ended is not known yet: %s", name, error, extra={"schedule": name}
+                )
 
     # Starting.
 
@@ -356,7 +358,13 @@ class Schedules:
                 except DecodeError as error:
                     self._stop(standing, error)
                 except StorageError as error:
-                    _log.warning("schedule %r waits %g seconds to start a run: %s", name, pause_s, error)
+                    _log.warning(
+                        "schedule %r waits %g seconds to start a run: %s",
+                        name,
+                        pause_s,
+                        error,
+                        extra={"schedule": name},
+                    )
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _PAUSE_MAX_S)
                 except Exception as error:
@@ -367,7 +375,12 @@ class Schedules:
     def _stop(self, standing: Standing, error: Exception) -> None:
         """Let a schedule stand still that cannot run until its code or its definition is another."""
         standing.problem = str(error)
-        _log.error("schedule %r cannot start a run, and stands still: %s", standing.name, error)
+        _log.error(
+            "schedule %r cannot start a run, and stands still: %s",
+            standing.name,
+            error,
+            extra={"schedule": standing.name},
+        )
 
     async def _start(self, standing: Standing, occurrence_ms: int) -> None:
         run = standing.runs[occurrence_ms]
@@ -384,7 +397,13 @@ class Schedules:
             )
         except WorkflowExistsError as error:
             # Started before the schedule was given another definition, or by somebody else under this id.
-            _log.warning("schedule %r takes workflow %r for its run: %s", standing.name, run.workflow_id, error)
+            _log.warning(
+                "schedule %r takes workflow %r for its run: %s",
+                standing.name,
+                run.workflow_id,
+                error,
+                extra={"schedule": standing.name, "workflow_id": run.workflow_id},
+            )
 
     async def _note_started(self, name: str, occurrence_ms: int) -> None:
         """Make it durable that a run was started, along with others that were meanwhile."""
@@ -446,7 +465,9 @@ class Schedules:
         }
         for standing in standings.values():
             if standing.problem is not None:
-                _log.warning("schedule %r stands still: %s", standing.name, standing.problem)
+                _log.warning(
+                    "schedule %r stands still: %s", standing.name, standing.problem, extra={"schedule": standing.name}
+                )
             self._follow(standing)
 
     def _problem_of(self, workflow: str) -> str | None:

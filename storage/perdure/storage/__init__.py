@@ -3,6 +3,8 @@
 A driver keeps the namespace of one workflow; a store keeps many, and a catalog of them.
 """
 
+import logging
+
 from perdure.storage import layout as layout
 from perdure.storage.attributes import InvalidAttributeError
 from perdure.storage.codec import ValueCodec, ValueCodecError, ValueCodecRefusedError, ValueContext, ValueKind
@@ -90,3 +92,6 @@ __all__ = [
     "encode_value",
     "round_trip",
 ]
+
+# Without configuration nothing of ours is output, not even a warning on stderr.
+logging.getLogger("perdure").addHandler(logging.NullHandler())

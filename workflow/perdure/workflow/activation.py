@@ -49,6 +49,7 @@ from perdure.workflow.history import FORMAT_VERSION, History
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.host import Host
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
+from perdure.workflow.logs import fields_of
 from perdure.workflow.mailbox import Letter, Mailbox
 from perdure.workflow.reads import read_message_ids
 from perdure.workflow.scope import Operation, Scope
@@ -582,6 +583,11 @@ class Activation:
             return
         self.mode = mode
         self.is_running = True
+        if _log.isEnabledFor(logging.DEBUG):
+            state = self.history.state.value
+            _log.debug(
+                "workflow %r is activated; it is %s", self.history.workflow_id, state, extra=fields_of(self.history)
+            )
         try:
             if self.history.idle_activations >= CRASH_LOOP_LIMIT:
                 await self._end_crash_loop()
@@ -714,11 +720,11 @@ class Activation:
         self.history.set_alarm(None)
         self.history.set_idle_activations(0)
         await self.commit_from_outside()
+        _log.info("workflow %r completed", self.history.workflow_id, extra=fields_of(self.history))
 
     async def _fail(self, error: BaseException) -> None:
         self.failure = error
         info = describe(error)
-        _log.warning("workflow %r failed: %s", self.history.workflow_id, info)
         is_rolled_back = bool(self.history.checkpoints) and not isinstance(error, CrashLoopError)
         self.history.apply(WorkflowEvent.ROLL_BACK if is_rolled_back else WorkflowEvent.FAIL)
         self.history.set_error(encode_value(info_to_map(info)), causes_of(error))
@@ -727,6 +733,13 @@ class Activation:
         self.history.set_alarm(None)
         self.history.set_idle_activations(0)
         await self.commit_from_outside()
+        _log.warning(
+            "workflow %r failed%s: %s",
+            self.history.workflow_id,
+            ", and is rolled back" if is_rolled_back else "",
+            info,
+            extra=fields_of(self.history),
+        )
 
     async def _leave(self, error: BaseException | None = None) -> None:
         """Leave a workflow that goes on elsewhere: keep what was recorded (unless the code was wrong).
@@ -751,7 +764,10 @@ class Activation:
                 await self._committer.commit()
         except StorageError as failure:
             _log.warning(
-                "workflow %r: not everything could be written when it left: %s", self.history.workflow_id, failure
+                "workflow %r: not everything could be written when it left: %s",
+                self.history.workflow_id,
+                failure,
+                extra=fields_of(self.history),
             )
             if self._leaves_parked and error is None:
                 self.close(Closing.STORAGE, failure)

@@ -40,6 +40,7 @@ from perdure.workflow.errors import (
 from perdure.workflow.failures import cut_text, describe, info_from_map, info_from_text, info_to_map
 from perdure.workflow.history import History, Node, order_of_creation
 from perdure.workflow.host import CallRefusal, CallRequest, HostLeavingError, host_of
+from perdure.workflow.logs import fields_of
 from perdure.workflow.states import WorkflowState
 from perdure.workflow.typed import Converter, decode, encode_input, returns
 from perdure.workflow.types import ChildInfo
@@ -305,6 +306,7 @@ class _Call:
             self.operation.name,
             self.pause_s,
             error,
+            extra=fields_of(self.history, (*self.history.path_of(self.operation.scope.location), self.operation.name)),
         )
         until_ms = self.activation.clock.now_ms() + ms_ceil(self.pause_s)
         self.pause_s = min(2 * self.pause_s, PAUSE_MAX_S)

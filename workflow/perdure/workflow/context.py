@@ -33,7 +33,9 @@ from perdure.workflow.checks import (
 from perdure.workflow.children import check_on_parent_end, run_call
 from perdure.workflow.derived import derive_random, derive_uuid, run_now
 from perdure.workflow.errors import FailureKind, InvalidArgumentError, QueueTimeoutError, StepError
+from perdure.workflow.history import Path
 from perdure.workflow.join import run_join
+from perdure.workflow.logs import fields_of
 from perdure.workflow.loop import run_loop
 from perdure.workflow.queue import run_queue_read
 from perdure.workflow.race import run_race
@@ -72,20 +74,26 @@ class WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
 
     Lines after the last recorded operation are: nothing tells that they were reached before.
 
-    Records carry `workflow_id` as an attribute and go to the logger `perdure.workflow.user`.
+    Records go to the logger `perdure.workflow.user`. They carry as attributes `workflow_id`, `workflow` (its type) and, below the
+    workflow's top level, `entry` (the place of the context: names, and numbers for loop iterations); in a rollback handler the
+    step's place, and `attempt`.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(_log, {"workflow_id": scope.activation.history.workflow_id})
+    def __init__(self, scope: Scope, entry: Path | None = None, attempt: int | None = None) -> None:
+        super().__init__(_log, {})
         self._scope = scope
+        self._entry = entry
+        self._attempt = attempt
 
     def isEnabledFor(self, level: int) -> bool:
         """Whether a line of this level is logged: never during replay."""
         return not self._scope.is_replaying and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the workflow's id to the record."""
-        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        """Add the workflow, and the place in it, to the record; fields of the caller's own come first."""
+        history = self._scope.activation.history
+        entry = self._entry or history.path_of(self._scope.location) or None
+        kwargs["extra"] = {**fields_of(history, entry, self._attempt), **(kwargs.get("extra") or {})}
         return msg, kwargs
 
 

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from perdure.storage import encode_value
 from perdure.storage.schema import MailboxMessage, SleepEntry, SleepState
 from perdure.workflow.activation import Activation, Closing
@@ -14,12 +16,15 @@ from perdure.workflow.checks import check_message_id, check_message_name
 from perdure.workflow.deadline import lift_if_passed
 from perdure.workflow.errors import WorkflowEndedError
 from perdure.workflow.history import History, Node
+from perdure.workflow.logs import fields_of
 from perdure.workflow.plain import to_plain
 from perdure.workflow.recover import reopen
 from perdure.workflow.rollback import wake_rollback
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 
 __all__ = ["arm_if_missed", "cancel", "recover", "send", "wake"]
+
+_log = logging.getLogger("perdure.workflow")
 
 
 async def send(activation: Activation, name: str, body: object, *, message_id: str | None = None) -> None:
@@ -85,6 +90,9 @@ async def cancel(activation: Activation) -> None:
         history.set_alarm(None)
         history.set_idle_activations(0)
         activation.close(Closing.CANCELLED)
+        await activation.commit_from_outside()
+        _log.info("workflow %r was cancelled", history.workflow_id, extra=fields_of(history))
+        return
     await activation.commit_from_outside()
 
 
@@ -94,11 +102,13 @@ async def recover(activation: Activation) -> bool:
     Returns:
         Whether it was failed; otherwise nothing changes.
     """
-    if not reopen(activation.history):
+    history = activation.history
+    if not reopen(history):
         return False
-    lift_if_passed(activation.history, activation.clock.now_ms())
+    lift_if_passed(history, activation.clock.now_ms())
     activation.arm_if_dormant()
     await activation.commit_from_outside()
+    _log.info("workflow %r was recovered, and runs again", history.workflow_id, extra=fields_of(history))
     return True
 
 

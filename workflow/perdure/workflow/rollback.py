@@ -39,6 +39,7 @@ from perdure.workflow.errors import (
 from perdure.workflow.failures import cut_text, describe, failure_kind, info_from_map, info_from_text, info_to_map
 from perdure.workflow.history import History, Node, Path
 from perdure.workflow.hooks import RollbackErrorEvent
+from perdure.workflow.logs import fields_of
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent
 from perdure.workflow.step import Compensation
@@ -176,10 +177,14 @@ async def end_rollback(activation: Activation, failure: ErrorInfo | None = None,
         history.set_error(encode_value(info_to_map(stored)), history.failure_causes)
         if step_name is None and activation.watch is not None:
             activation.watch.note(RollbackErrorEvent(history.workflow_id, None, 0, False, failure))
-        _log.warning("workflow %r was not rolled back completely: %s", history.workflow_id, failure)
     history.set_alarm(None)
     history.set_idle_activations(0)
     await activation.commit_from_outside()
+    if failure is None:
+        _log.info("workflow %r was rolled back", history.workflow_id, extra=fields_of(history))
+    else:
+        text = "workflow %r was not rolled back completely: %s"
+        _log.warning(text, history.workflow_id, failure, extra=fields_of(history))
 
 
 def wake_rollback(history: History) -> None:
@@ -352,7 +357,7 @@ class _Handler:
             number,
             self._error,
             derive_rollback_key(self._history.seed or b"", self._compensation.path, detail.get("undone", 0)),
-            WorkflowLogger(self._scope),
+            WorkflowLogger(self._scope, self._compensation.path, number),
             self._activation,
         )
 
@@ -377,6 +382,7 @@ class _Handler:
             self._compensation.name,
             "" if is_final else " and will be retried",
             info,
+            extra=fields_of(self._history, self._compensation.path, number),
         )
         metadata = self._metadata()
         metadata.rollback_error = cut_text(str(info))

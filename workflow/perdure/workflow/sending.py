@@ -26,6 +26,7 @@ from perdure.workflow.derived import derive_message_id
 from perdure.workflow.errors import ErrorInfo, WorkflowEndedError
 from perdure.workflow.failures import cut_text, describe, info_from_map, info_from_text, info_to_map, step_error
 from perdure.workflow.host import Parcel, host_of
+from perdure.workflow.logs import fields_of
 from perdure.workflow.plain import to_plain
 from perdure.workflow.waits import Wait
 
@@ -89,6 +90,7 @@ async def run_send(operation: Operation, workflow_id: str, message_name: str, bo
                 pause_s,
                 target,
                 error,
+                extra=fields_of(history, path),
             )
         await activation.park(Wait(activation.clock.now_ms() + ms_ceil(pause_s)), operation)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -59,6 +59,7 @@ from perdure.workflow.failures import (
 )
 from perdure.workflow.history import Node, Path
 from perdure.workflow.hooks import StepErrorEvent
+from perdure.workflow.logs import fields_of
 from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
 from perdure.workflow.typed import Converter, returns, round_trip
@@ -498,19 +499,39 @@ class _Attempts:
             self._number,
             self._operation.name,
             info,
+            extra=self._log_fields(),
         )
         self._record_failure(EntryStatus.FAILED, "exhausted", info)
+
+    def _log_fields(self) -> dict[str, object]:
+        history = self._activation.history
+        path = (*history.path_of(self._operation.scope.location), self._operation.name)
+        return fields_of(history, path, self._number)
 
     async def _fail_by_timeout(self) -> None:
         info = ErrorInfo("StepTimeoutError", f"it was cancelled after {self._options.timeout:g} seconds")
         if not self._options.retry_on_timeout or self._number > self._options.max_retries:
             raise await self._give_up("timeout", info)
+        _log.info(
+            "workflow %r: attempt %d at step %r took too long and will be retried",
+            self._activation.history.workflow_id,
+            self._number,
+            self._operation.name,
+            extra=self._log_fields(),
+        )
         self._record_failure(EntryStatus.FAILED, "timeout", info)
 
     async def _give_up(self, kind: FailureKind, info: ErrorInfo, *, is_known: bool = False) -> StepError:
         """Record that the step failed for good; durable on return."""
         self._record_failure(EntryStatus.EXHAUSTED, kind, info, is_known=is_known)
         await self._activation.commit()
+        _log.info(
+            "workflow %r: step %r failed for good: %s",
+            self._activation.history.workflow_id,
+            self._operation.name,
+            info,
+            extra=self._log_fields(),
+        )
         return step_error(kind, self._operation.name, self._number, info, self._entry_id())
 
     def _record_failure(
