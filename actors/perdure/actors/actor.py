@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import trio
@@ -22,7 +23,10 @@ from perdure.workflow.logs import fields_of
 from perdure.workflow.run import ending_error
 from perdure.workflow.typed import decode_output
 
-__all__ = ["Actor"]
+__all__ = ["Actor", "hosted_actor"]
+
+hosted_actor: ContextVar[Actor | None] = ContextVar("perdure_hosted_actor", default=None)
+"""The actor whose workflow's code is running."""
 
 _log = logging.getLogger("perdure.actors")
 
@@ -38,6 +42,7 @@ class Actor:
         stopped: Set once it is gone.
         waiting_scope: Cancelled when it need not wait for its turn any more (`suspects.py`).
         place: The place that it takes (`slots.py`).
+        lendings: How many of its steps wait for other workflows.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Actor:
         self.stopped: trio.Event = trio.Event()
         self.waiting_scope: trio.CancelScope = trio.CancelScope()
         self.place: Place | None = None
+        self.lendings: int = 0
         self._is_unused = trio.Event()
 
     @property

@@ -45,8 +45,12 @@ class ActorHandle:
         An evicted workflow is waited for until it was woken and has ended; if the supervisor leaves its block first,
         `WorkflowSuspendedError` comes.
         """
+        self._residents.check_open()
+        with self._residents.lending():
+            return await self._result()
+
+    async def _result(self) -> Any:
         residents = self._residents
-        residents.check_open()
         is_seen = False
         while True:
             actor = residents.live.get(self._workflow_id)

@@ -15,15 +15,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import trio
 
-from perdure.actors.actor import Actor
+from perdure.actors.actor import Actor, hosted_actor
 from perdure.actors.catalog import TERMINAL, CatalogedDriver, CatalogKeeper
 from perdure.actors.dispatch import Dispatcher
 from perdure.actors.duties import Duties
@@ -259,6 +259,23 @@ class Residents:
                 await self._start_or_retire(actor)
         return True
 
+    @contextmanager
+    def lending(self) -> Generator[None]:
+        """Called in a step, what is done inside waits for another workflow, and keeps no place from it."""
+        actor = hosted_actor.get()
+        if actor is None or self.live.get(actor.workflow_id) is not actor:
+            yield
+            return
+        if actor.lendings == 0:
+            self.slots.lend()
+        actor.lendings += 1
+        try:
+            yield
+        finally:
+            actor.lendings -= 1
+            if actor.lendings == 0:
+                self.slots.take_back()
+
     async def evict(self, workflow_id: str) -> None:
         """Take a live workflow out of memory; returns when it is dormant."""
         self.check_open()
@@ -482,6 +499,7 @@ class Residents:
     @trio.lowlevel.enable_ki_protection
     async def _run(self, actor: Actor) -> None:
         asyncio_home.set(self.asyncio)
+        hosted_actor.set(actor)
         try:
             async with self._suspects.turn(actor):
                 await actor.run()

@@ -4,7 +4,9 @@
 2. A *visit* opens a dormant workflow to do one thing to it (to put a message in, to read its result) and closes it again; it
    runs no code of the user's, so it always ends. Visits have places of their own: a workflow whose step sends a message to a
    dormant one never waits for a place that only its own end would free, and what arrives is durable however full it is.
-3. A place is given to whoever asks first (`dispatch.py`); whoever is refused here queues there.
+3. A step that waits for another workflow through a handle (for its result, for room in its mailbox) lends its place
+   meanwhile, so that workflows which wait for each other do not hold all places. For that time more may be open than `max_live`.
+4. A place is given to whoever asks first (`dispatch.py`); whoever is refused here queues there.
 
 Rejected: one pool with one place kept back. Two visitors that wait for each other's workflow to become live would share it.
 """
@@ -81,6 +83,14 @@ class Slots:
         """A place for a visit; waits until one is free."""
         await self._visits.acquire()
         return Place(self._visits.release)
+
+    def lend(self) -> None:
+        """Leave a place to others for a while, though whoever has it stays in memory."""
+        self._release()
+
+    def take_back(self) -> None:
+        """Have the place again that was lent, whether one is free or not."""
+        self._taken += 1
 
     def _release(self) -> None:
         self._taken -= 1
