@@ -278,8 +278,8 @@ class TestKeeper:
     async def test_a_row_that_waits_for_a_workflow_that_is_gone_is_forgotten(self, store: MemoryStore) -> None:
         keeper = CatalogKeeper(store, MovableClock())
         keeper.put_later(self.row(1))
-        keeper.forget("w-1")
-        keeper.forget("w-2")
+        await keeper.delete("w-1")
+        await keeper.delete("w-2")
         await keeper.flush()
         assert await store.count_rows() == 0
 
@@ -319,3 +319,43 @@ class TestKeeper:
             await trio.sleep(2 * DELAY_S)
             assert tries[0] - began <= 2 * DELAY_S, "it is quick again"
             nursery.cancel_scope.cancel()
+
+
+@workflow(name="nap")
+async def nap(ctx: Context, seconds: float) -> str:
+    await ctx.sleep("nap", seconds)
+    return "rested"
+
+
+@workflow(name="goer")
+async def goer(ctx: Context, input: None) -> Any:
+    return (await ctx.queue.next("go")).body
+
+
+async def test_the_rule_holds_while_the_catalog_is_read_again_beside_work(
+    disk: Disk, autojump_clock: MockClock
+) -> None:
+    """S50: again and again, around every write of both; nothing is lost or late."""
+    async with disk.process(nap, goer) as supervisor, trio.open_nursery() as nursery:
+        rule = Rule(disk)
+        disk.store.watch = rule.watch
+
+        async def reindex() -> None:
+            while True:
+                await supervisor.reindex()
+                await trio.sleep(0.1)
+
+        nursery.start_soon(reindex)
+        naps = [await supervisor.spawn(nap, f"nap-{number}", number) for number in range(10)]
+        goers = [await supervisor.spawn(goer, f"goer-{number}") for number in range(5)]
+        await trio.sleep(2)
+        for number, handle in enumerate(goers):
+            if number % 2:
+                await handle.evict()
+            await handle.message("go", number)
+            assert await handle.result() == number
+        for handle in naps:
+            assert await handle.result() == "rested"
+        nursery.cancel_scope.cancel()
+    assert rule.looks > 100
+    assert {row.state for row in disk.rows.values()} == {"completed"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from portals import adder
 
-from perdure.actors import ActorHandle, ScheduleHandle, ScheduleNotFoundError, Supervisor
+from perdure.actors import ActorHandle, ScheduleHandle, ScheduleNotFoundError, Supervisor, WorkflowStateChanged
 from perdure.actors.portal import (
     AsyncioHandle,
     AsyncioScheduleHandle,
@@ -21,7 +23,9 @@ from perdure.actors.portal import (
     open_asyncio_portal,
     open_portal,
 )
+from perdure.actors.portal.overseeing import AsyncioEvents
 from perdure.storage import MemoryStore
+from perdure.workflow import WorkflowState
 from perdure.workflow.checks import is_coroutine_function
 
 ORIGINALS: list[tuple[type, type, type]] = [
@@ -32,8 +36,8 @@ ORIGINALS: list[tuple[type, type, type]] = [
 OWN = {"hurry"}
 """What a supervisor has for the portal itself."""
 
-PLAIN = {"describe"}
-"""What looks at nothing that changes, so that it is not awaited on either face."""
+PLAIN = {"describe", "events"}
+"""What looks at nothing that changes, or is a block to enter, so that it is not awaited on either face."""
 
 HINT = "a portal lacks it, or has it otherwise: add a method of a line or two to portal/blocking.py and portal/awaitable.py"
 
@@ -95,3 +99,51 @@ def test_schedules_are_made_looked_at_paused_and_removed_on_both_faces() -> None
                 await handle.info()
 
     asyncio.run(main())
+
+
+def test_workflows_are_looked_at_told_of_and_tidied_on_both_faces(tmp_path: Path) -> None:
+    with open_portal(MemoryStore(), [adder]) as supervisor:
+        with supervisor.events() as events:
+            handle = supervisor.spawn(adder, "sum-1", [1, 2], attributes={"customer": 7})
+            assert handle.result() == 3
+            assert [event.workflow_id for event, _ in zip(events, range(2), strict=False)] == ["sum-1"] * 2
+        assert [info.id for info in supervisor.list(attributes={"customer": 7}, workflow=adder)] == ["sum-1"]
+        assert supervisor.count(state="completed") == 1
+        assert supervisor.stats().activations == 1
+        assert supervisor.faulted() == []
+        assert supervisor.reindex() == 0
+        assert supervisor.backup(tmp_path / "copy") == {}
+        supervisor.delete("sum-1")
+        assert supervisor.count() == 0
+        with supervisor.events() as rest:
+            thread = threading.Thread(target=lambda: told.extend(rest))
+            told: list[WorkflowStateChanged] = []
+            thread.start()
+            supervisor.spawn(adder, "sum-2", [1, 2]).result()
+    thread.join()
+    assert told[-1].new is WorkflowState.COMPLETED
+
+    async def main() -> None:
+        async with open_asyncio_portal(tmp_path / "copy", [adder]) as supervisor:
+            async with supervisor.events(buffer=5) as events:
+                assert (await (await supervisor.get("sum-1")).result()) == 3
+                await supervisor.delete("sum-1")
+                event = await anext(events)
+                assert (event.workflow_id, event.new) == ("sum-1", None)
+                await (await supervisor.spawn(adder, "sum-2", [3])).result()
+            assert [info.id for info in await supervisor.list()] == ["sum-2"]
+            assert await supervisor.count(state="failed") == 0
+            assert (await supervisor.stats()).live == 0
+            assert await supervisor.faulted(limit=3) == []
+            assert await supervisor.reindex() == 0
+            assert await supervisor.backup(tmp_path / "sum-2.sqlite", "sum-2") == {}
+            async with supervisor.events() as rest:
+                reader = asyncio.create_task(_read(rest))
+                await asyncio.sleep(0)
+        assert await reader == 0
+
+    asyncio.run(main())
+
+
+async def _read(events: AsyncioEvents) -> int:
+    return len([event async for event in events])

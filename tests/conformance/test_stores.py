@@ -245,6 +245,9 @@ async def test_due_rows_come_earliest_first_and_without_the_sick(bench: Bench) -
     assert await bench.store.next_wake_ms() is None
 
 
+ORDERS = [f"order-{number:02}" for number in range(10)]
+
+
 def fill() -> list[CatalogRow]:
     return [
         row(
@@ -254,6 +257,7 @@ def fill() -> list[CatalogRow]:
             created_at_ms=1_000 - number // 2,
             attributes={"customer": number % 4, "is_new": number % 2 == 0} if number else {},
             parent_id="order-00" if kind == "refund" else None,
+            problem="storage: gone" if number == 5 else None,
         )
         for kind in ("refund", "order")
         for number in range(10)
@@ -272,6 +276,7 @@ async def test_rows_are_listed_in_order_of_creation_and_page_by_page(bench: Benc
         await bench.store.delete(page[-1].workflow_id)  # paging goes on after a row that is gone
     assert pages == expected
     assert await bench.store.count_rows() == 20 - 3
+    assert await bench.store.list_types() == ["order", "refund"]
     assert await bench.store.list_rows(limit=0) == []
 
 
@@ -288,6 +293,11 @@ async def test_rows_are_listed_in_order_of_creation_and_page_by_page(bench: Benc
         ),
         ({"created_before_ms": 998}, lambda each: each.created_at_ms < 998),
         ({"parent_id": "order-00"}, lambda each: each.parent_id == "order-00"),
+        ({"has_problem": True}, lambda each: each.problem is not None),
+        (
+            {"has_problem": False, "workflow_type": "order"},
+            lambda each: each.workflow_id in ORDERS and not each.problem,
+        ),
         ({"attributes": {"customer": 1}}, lambda each: each.attributes.get("customer") == 1),
         ({"attributes": {"customer": True}}, lambda each: False),
         ({"attributes": {"customer": "1"}}, lambda each: False),

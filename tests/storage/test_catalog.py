@@ -101,6 +101,9 @@ QUESTIONS = [
     {"parent_id": "order-00001"},
     {"parent_id": "order-00001", "attributes": {"even": True}, "state": ["completed", "failed"]},
     {"parent_id": "nobody"},
+    {"has_problem": True},
+    {"has_problem": False, "state": "running"},
+    {"has_problem": True, "state": "running", "attributes": {"even": False}},
 ]
 
 
@@ -124,7 +127,8 @@ def test_lists_and_counts_come_from_indexes(
         plan for plan in watch.plans if "SEARCH" not in plan and "SUBQUERY" not in plan and "CO-ROUTINE" not in plan
     ]
     # A scan of the subquery that is counted, and of an index for its first entry.
-    allowed = {"SCAN w USING INDEX workflows_created", "SCAN w USING COVERING INDEX workflows_created"}
+    allowed = {"SCAN w USING INDEX workflows_problem", "SCAN w USING COVERING INDEX workflows_problem"}
+    allowed |= {"SCAN w USING INDEX workflows_created", "SCAN w USING COVERING INDEX workflows_created"}
     allowed |= {plan for plan in plans if re.fullmatch(r"SCAN (\(subquery-\d+\)|SUBQUERY \d+)", plan)}
     allowed |= {"SCAN workflows USING COVERING INDEX workflows_state_type"}
     assert set(plans) <= allowed, plans
@@ -142,6 +146,7 @@ def test_lists_and_counts_come_from_indexes(
         ({"attributes": {"none": None}, "parent_id": "order-00001", "state": "running"}, 6_000),
         ({"attributes": {"none": None}, "state": "rare"}, 6_000),
         ({"created_before_ms": 5}, 500),
+        ({"has_problem": True}, 2_000),
     ],
 )
 def test_no_question_costs_more_than_its_answer(catalog: Catalog, options: dict[str, Any], steps_max: int) -> None:

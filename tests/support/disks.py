@@ -146,6 +146,10 @@ class WatchedStore:
         self.check()
         return await self.inner.count_rows(**options)
 
+    async def list_types(self) -> Sequence[str]:
+        self.check()
+        return await self.inner.list_types()
+
     async def open_own(self, *, create: bool = True) -> Driver:
         self.check()
         return WatchedDriver(self, await self.inner.open_own(create=create), self._disk.own, "own")
@@ -166,8 +170,11 @@ class WatchedStore:
         return await self.inner.backup_all(target)
 
     async def reindex(self) -> int:
-        self.check()
-        return await self.inner.reindex()
+        self.before()
+        changed = await self.inner.reindex()
+        self._disk.rows = {row.workflow_id: row for row in await self.inner.list_rows(limit=2**31)}
+        self.after("rows")
+        return changed
 
     def describe(self, workflow_id: str) -> str:
         return self.inner.describe(workflow_id)

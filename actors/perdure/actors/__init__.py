@@ -13,15 +13,22 @@ from perdure.actors.errors import (
     SupervisorError,
     UnregisteredWorkflowError,
     WorkflowExistsError,
+    WorkflowNotEndedError,
     WorkflowNotFoundError,
 )
+from perdure.actors.events import EventStream, WorkflowStateChanged
+from perdure.actors.faults import FaultedWorkflow
 from perdure.actors.handle import ActorHandle
+from perdure.actors.listing import WorkflowInfo
+from perdure.actors.overseer import SupervisorStats
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo
 from perdure.actors.supervisor import Supervisor, WorkflowLike, open_supervisor
 from perdure.workflow import WorkflowHandle
 
 __all__ = [
     "ActorHandle",
+    "EventStream",
+    "FaultedWorkflow",
     "MissingExtraError",
     "ScheduleHandle",
     "ScheduleInfo",
@@ -29,10 +36,14 @@ __all__ = [
     "Supervisor",
     "SupervisorClosedError",
     "SupervisorError",
+    "SupervisorStats",
     "UnregisteredWorkflowError",
     "WorkflowExistsError",
     "WorkflowHandle",
+    "WorkflowInfo",
     "WorkflowLike",
+    "WorkflowNotEndedError",
     "WorkflowNotFoundError",
+    "WorkflowStateChanged",
     "open_supervisor",
 ]

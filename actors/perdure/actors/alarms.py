@@ -43,6 +43,11 @@ class AlarmWatch:
         self._floor_ms = min(self._floor_ms, max(1, alarm_ms))
         self._waiting.cancel()
 
+    def look_again(self) -> None:
+        """The catalog was put right; whoever is due in it is due again."""
+        self._floor_ms = 0
+        self._waiting.cancel()
+
     @trio.lowlevel.enable_ki_protection
     async def run(self, residents: Residents) -> None:
         """Recover, then wake, for ever."""

@@ -15,10 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Final
 
 import trio
 
+from perdure.actors.events import EventHub
+from perdure.actors.meter import Meter
 from perdure.storage import Batch, CatalogRow, Driver, StorageError, Store, layout
 from perdure.storage.attributes import Scalar, decode_attributes
 from perdure.storage.driver import nowait_batch
@@ -51,9 +54,16 @@ def _order(wake_ms: int | None) -> int:
 
 
 class CatalogKeeper:
-    """Writes catalog rows for all actors of a supervisor."""
+    """Writes catalog rows for all actors of a supervisor.
+
+    Attributes:
+        meter: Told of each commit.
+        events: Told of each change of a state.
+    """
 
     def __init__(self, store: Store, clock: Clock) -> None:
+        self.meter: Meter = Meter()
+        self.events: EventHub = EventHub(clock)
         self._store = store
         self._clock = clock
         self._later: dict[str, CatalogRow] = {}
@@ -91,9 +101,11 @@ class CatalogKeeper:
                     self._later = {row.workflow_id: row for row in rows} | self._later
                     raise
 
-    def forget(self, workflow_id: str) -> None:
-        """Drop what waits for a workflow that is gone."""
-        self._later.pop(workflow_id, None)
+    async def delete(self, workflow_id: str) -> None:
+        """Delete a workflow that has no actor, its namespace and its row; see `Store.delete`."""
+        async with self._lock:  # else what is just being written could bring the row back
+            self._later.pop(workflow_id, None)
+            await self._store.delete(workflow_id)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
@@ -236,13 +248,17 @@ class CatalogedDriver:
     async def batch(self, batch: Batch) -> None:
         """Apply a batch, with the row moved earlier before it and later after it."""
         if self._activation is None:  # being created: its row says "at once"
+            started = perf_counter()
             await self._inner.batch(batch)
+            self._keeper.meter.note(started)
+            self._keeper.events.tell(self.row.workflow_id, self.row.workflow_type, None, self.row.state)
             return
         standing = self._standing.after(batch)
         await self.move_earlier(standing.wake_ms(wants_mail=self._wants_mail(standing)))
         self._is_in_doubt = True
+        started = perf_counter()
         await self._inner.batch(batch)
-        self._written(batch, standing)
+        self._written(batch, standing, started)
 
     def batch_nowait(self, batch: Batch) -> bool:
         """The same without waiting, where the row need not move first."""
@@ -254,13 +270,18 @@ class CatalogedDriver:
         if _order(wake_ms) < _order(self.row.next_wake_ms):
             return False
         self._is_in_doubt = True
+        started = perf_counter()
         if batch_nowait(batch):
-            self._written(batch, standing)
+            self._written(batch, standing, started)
             return True
         self._is_in_doubt = False
         return False
 
-    def _written(self, batch: Batch, standing: _Standing) -> None:
+    def _written(self, batch: Batch, standing: _Standing, started: float) -> None:
+        self._keeper.meter.note(started)
+        old = self._standing.state
+        if old != standing.state:
+            self._keeper.events.tell(self.row.workflow_id, self.row.workflow_type, old, standing.state)
         if self.when_sound is not None and layout.IDLE_ACTIVATIONS_KEY in batch.deletes:
             self.when_sound()
         self._is_in_doubt = False

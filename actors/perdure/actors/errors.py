@@ -11,6 +11,7 @@ __all__ = [
     "SupervisorError",
     "UnregisteredWorkflowError",
     "WorkflowExistsError",
+    "WorkflowNotEndedError",
     "WorkflowNotFoundError",
 ]
 
@@ -51,3 +52,10 @@ class WorkflowNotFoundError(SupervisorError):
     """No workflow has this id."""
 
     workflow_id: str
+
+
+class WorkflowNotEndedError(SupervisorError):
+    """A workflow that goes on, or still owes something to others, cannot be deleted; cancel it first."""
+
+    workflow_id: str
+    state: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from perdure.actors.passivation import Passivation
 from perdure.actors.restarts import Restarts
 from perdure.actors.slots import Place, Slots
 from perdure.actors.suspects import Suspects
+from perdure.actors.troubles import Troubles
 from perdure.storage import CatalogRow, NamespaceNotFoundError, PerdureError, Store
 from perdure.storage.attributes import decode_attributes
 from perdure.storage.rebuild import parent_id_of
@@ -80,7 +81,8 @@ class Residents:
         on_interrupt: Callable[[BaseException], None],
     ) -> None:
         self.live: dict[str, Actor] = {}
-        self.troubles: dict[str, BaseException] = {}
+        self.troubles: Troubles = Troubles(clock)
+        self.activations: int = 0
         self.is_closing: bool = False
         self.nursery: trio.Nursery | None = None
         self.asyncio: AsyncioThread = AsyncioThread()
@@ -313,6 +315,16 @@ class Residents:
             raise self.unregistered(row.workflow_type)
         return row, arrival
 
+    def gate(self, workflow_id: str) -> AbstractAsyncContextManager[None]:
+        """Inside of it the workflow's actor is neither made nor closed by anybody else."""
+        return self._gates.entered(workflow_id)
+
+    def forget(self, workflow_id: str) -> None:
+        """The workflow was deleted; the caller is inside its gate."""
+        self.troubles.clear_of(workflow_id)
+        self.restarts.forget(workflow_id)
+        self._announce(workflow_id)
+
     def _announce(self, workflow_id: str) -> None:
         arrival = self._arrivals.pop(workflow_id, None)
         if arrival is not None:
@@ -399,8 +411,7 @@ class Residents:
         except NamespaceNotFoundError as error:
             if error.path is not None:
                 raise  # there was a file, and somebody took it away
-            self._keeper.forget(workflow_id)
-            await self._store.delete(workflow_id)
+            await self._keeper.delete(workflow_id)
             raise self.not_found(workflow_id) from None
         try:
             # Opened, a file that was mended has its row read anew.
@@ -414,8 +425,7 @@ class Residents:
                 await inner.aclose()
             raise
         await inner.aclose()
-        self._keeper.forget(workflow_id)
-        await self._store.delete(workflow_id)
+        await self._keeper.delete(workflow_id)
         raise self.not_found(workflow_id)
 
     async def _load(self, workflow_id: str, driver: CatalogedDriver) -> Activation:
@@ -459,9 +469,10 @@ class Residents:
         if self.is_closing or self.nursery is None:
             return
         await actor.driver.move_earlier(0)
-        self.troubles.pop(workflow_id, None)
+        self.troubles.clear_of(workflow_id)
         actor.move_to(place)
         actor.is_started = True
+        self.activations += 1
         actor.activation.is_forgiven = self.restarts.is_by_storage(workflow_id)
         actor.activation.when_quiet = partial(self._note_idle, actor)
         self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
@@ -533,7 +544,7 @@ class Residents:
         if actor.is_started:
             self.restarts.forget(actor.workflow_id)
         if actor.driver.is_terminal:
-            self.troubles.pop(actor.workflow_id, None)
+            self.troubles.clear_of(actor.workflow_id)
             if self.on_ended is not None:
                 self.on_ended(actor.workflow_id)
             self._announce(actor.workflow_id)

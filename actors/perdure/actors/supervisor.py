@@ -16,7 +16,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import inf
 from os import PathLike
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
@@ -29,8 +29,10 @@ from perdure.actors.alarms import AlarmWatch
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.handle import ActorHandle
 from perdure.actors.identity import check_same
+from perdure.actors.overseer import Overseer
 from perdure.actors.own_namespace import OwnNamespace
 from perdure.actors.residents import Residents
+from perdure.actors.retention import Retention, check_retention
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions, define, describe
 from perdure.actors.schedule_record import Misfire, Overlap
 from perdure.actors.schedule_runs import ScheduleRuns
@@ -86,6 +88,7 @@ async def open_supervisor(
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
     handle_signals: bool = False,
+    retention: Mapping[str, float | timedelta] | None = None,
 ) -> AsyncGenerator[Supervisor]:
     """Host workflows for as long as the block runs.
 
@@ -114,6 +117,8 @@ async def open_supervisor(
         clock: Where the time comes from; the system's clock unless given.
         handle_signals: Whether SIGINT and SIGTERM end the block in order, with `SystemExit(128 + signal)` coming out of it;
             a second signal ends the process at once. Only in the main thread.
+        retention: How long workflows are kept once they have ended, in seconds or as a `timedelta`, by `completed`, `failed`
+            and `cancelled`; what is not named is kept for ever. They are deleted in the background, a few at a time.
 
     Raises:
         StoreLockedError: Another process has the directory; `holder_pid` says which.
@@ -122,7 +127,8 @@ async def open_supervisor(
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
     hooks = make_hooks(on_history_updated, on_error)
-    supervisor = _make(store, workflows, durability, codec, grace, idle_timeout, max_live, clock, hooks)
+    kept_ms = check_retention(retention)
+    supervisor = _make(store, workflows, durability, codec, grace, idle_timeout, max_live, clock, hooks, kept_ms)
     check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
@@ -138,6 +144,7 @@ def _make(
     max_live: int | None,
     clock: Clock | None,
     hooks: Hooks | None,
+    retention: Mapping[str, int],
 ) -> Supervisor:
     checked_grace = check_duration(grace, "grace", "grace=10.0")
     checked_idle = inf if idle_timeout is None else check_duration(idle_timeout, "idle_timeout", "idle_timeout=60.0")
@@ -163,7 +170,9 @@ def _make(
         checked_store = _coded(checked_store, codec)
     if max_live is None:
         max_live = default_max_live(raise_descriptor_limit())
-    return Supervisor(checked_store, definitions, checked_grace, checked_idle, max_live, checked_clock, hooks)
+    return Supervisor(
+        checked_store, definitions, checked_grace, checked_idle, max_live, checked_clock, hooks, retention=retention
+    )
 
 
 def _coded(store: Store, codec: ValueCodec) -> Store:
@@ -210,7 +219,7 @@ def _check_store(store: object) -> Store:
     return store
 
 
-class Supervisor:
+class Supervisor(Overseer):
     """Hosts workflows; made by `open_supervisor`."""
 
     def __init__(
@@ -222,29 +231,30 @@ class Supervisor:
         max_live: int,
         clock: Clock,
         hooks: Hooks | None = None,
+        *,
+        retention: Mapping[str, int],
     ) -> None:
-        self._store = store
-        coding_bytes = store.overhead_bytes if isinstance(store, CodedStore) else 0
-        self._input_bytes_max = VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes
-        self._definitions = definitions
-        self._grace = grace
-        self._hooks = hooks
-        self._clock = clock
-        self._keeper = CatalogKeeper(store, clock)
-        self._alarms = AlarmWatch(store, self._keeper, clock)
-        self._residents = Residents(
+        keeper = CatalogKeeper(store, clock)
+        alarms = AlarmWatch(store, keeper, clock)
+        residents = Residents(
             store,
-            self._keeper,
+            keeper,
             definitions,
             clock,
             max_live=max_live,
             idle_timeout=idle_timeout,
             hooks=hooks,
-            on_dormant=self._alarms.expect,
+            on_dormant=alarms.expect,
             on_interrupt=self._interrupt,
         )
-        self._own = OwnNamespace(store)
+        super().__init__(store, keeper, residents, alarms, definitions)
+        coding_bytes = store.overhead_bytes if isinstance(store, CodedStore) else 0
+        self._input_bytes_max = VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes
+        self._grace = grace
+        self._hooks = hooks
         self._clock = clock
+        self._retention = Retention(retention, store, self._removal, clock) if retention else None
+        self._own = OwnNamespace(store)
         self._schedules = Schedules(self._own, clock, ScheduleRuns(self._residents, self._keeper, definitions))
         self._residents.on_ended = self._schedules.note_ended
         self._block_scope = trio.CancelScope()
@@ -515,6 +525,8 @@ class Supervisor:
         nursery.start_soon(self._residents.duties.run, nursery)
         nursery.start_soon(self._residents.late_parks.run)
         nursery.start_soon(self._alarms.run, self._residents)
+        if self._retention is not None:
+            nursery.start_soon(self._retention.run)
         nursery.start_soon(self._schedules.run, nursery)
         if handle_signals:
             await nursery.start(self._watch_signals)
@@ -567,6 +579,7 @@ class Supervisor:
             await self._keeper.flush()
         except StorageError as error:
             _log.warning("the catalog could not be written when the supervisor closed: %s", error)
+        self._keeper.events.end()
         try:
             await self._own.aclose()
         finally:

@@ -322,6 +322,11 @@ class Catalog:
         with _errors(self._path):
             return catalog_questions.count(self._connection, question)
 
+    def list_types(self) -> list[str]:
+        """The types that there are rows of, in order."""
+        with _errors(self._path):
+            return catalog_questions.types(self._connection)
+
     # The file.
 
     def needs_checkpoint(self) -> bool:

@@ -1,9 +1,9 @@
 """Listing and counting workflows: which index answers which question.
 
 1. Rows come in order of creation, by `created_at_ms` and then by id. That order never changes under a reader who pages.
-2. Each condition has an index in that order: `workflows_state_type` for states and types, `workflows_parent`, and the table
-   `attributes`. Of several, the narrowest leads, and the rest is looked up row by row, so a question costs what its
-   narrowest condition would.
+2. Each condition has an index in that order: `workflows_state_type` for states and types, `workflows_parent`,
+   `workflows_problem`, and the table `attributes`. Of several, the narrowest leads, and the rest is looked up row by row,
+   so a question costs what its narrowest condition would.
 3. Which is the narrowest is found by counting a little of each, then more of each, until one has no more: that costs a
    multiple of the narrowest, whatever the size of the others.
 4. A question for a state, or a type, alone is put to the pairs of state and type that there are, a few dozen at most, and
@@ -24,7 +24,7 @@ from perdure.storage.attributes import attribute_text
 from perdure.storage.catalog_schema import COLUMNS, INTEGER_MAX
 from perdure.storage.question import Question
 
-__all__ = ["count", "select"]
+__all__ = ["count", "select", "types"]
 
 _FIRST_PROBE: Final = 16
 _PROBE_GROWTH: Final = 8
@@ -88,6 +88,11 @@ def count(connection: sqlite3.Connection, question: Question) -> int:
     return total
 
 
+def types(connection: sqlite3.Connection) -> list[str]:
+    """The types that there are rows of, in order."""
+    return sorted({workflow_type for _, workflow_type in _pairs(connection, None, None)})
+
+
 def _ways(connection: sqlite3.Connection, question: Question) -> list[_Way]:
     ways: list[_Way] = []
     for name, value in question.attributes.items():
@@ -96,6 +101,8 @@ def _ways(connection: sqlite3.Connection, question: Question) -> list[_Way]:
     if question.parent_id is not None:
         source = "workflows w INDEXED BY workflows_parent"
         ways.append([_Range(source, "w", "w.parent_id = ?", (question.parent_id,))])
+    if question.has_problem:
+        ways.append([_Range("workflows w INDEXED BY workflows_problem", "w", "w.problem IS NOT NULL", ())])
     if question.states is not None or question.workflow_type is not None:
         source = "workflows w INDEXED BY workflows_state_type"
         ways.append(
@@ -177,6 +184,8 @@ def _where(each: _Range, question: Question) -> tuple[str, list[object]]:
     if question.parent_id is not None and "parent_id" not in each.condition:
         conditions.append("w.parent_id = ?")
         values.append(question.parent_id)
+    if question.has_problem is not None and "w.problem" not in each.condition:
+        conditions.append("w.problem IS NOT NULL" if question.has_problem else "w.problem IS NULL")
     for name, value in question.attributes.items():
         pair = (name, attribute_text(value))
         if each.values != pair:

@@ -86,7 +86,8 @@ SCHEMA: Final = {
     " WHERE parent_id IS NOT NULL",
     "workflows_ended": "CREATE INDEX workflows_ended ON workflows (state, updated_at_ms, workflow_id)"
     " WHERE state IN ('completed', 'failed', 'cancelled') AND next_wake_ms IS NULL AND problem IS NULL",
-    "workflows_problem": "CREATE INDEX workflows_problem ON workflows (workflow_id) WHERE problem IS NOT NULL",
+    "workflows_problem": "CREATE INDEX workflows_problem ON workflows (created_at_ms, workflow_id)"
+    " WHERE problem IS NOT NULL",
     "catalog": "CREATE VIEW catalog AS SELECT w.*, f.file FROM workflows w LEFT JOIN files f USING (workflow_id)",
 }
 """The statements that make an empty catalog, by what they make. The view `catalog` is for people."""

@@ -97,6 +97,7 @@ class CodedStore:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
         after: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> Sequence[CatalogRow]:
@@ -107,6 +108,7 @@ class CodedStore:
             created_before_ms=created_before_ms,
             attributes=attributes,
             parent_id=parent_id,
+            has_problem=has_problem,
             after=after,
             limit=limit,
         )
@@ -119,6 +121,7 @@ class CodedStore:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
     ) -> int:
         """How many rows `list_rows` would give."""
         return await self._inner.count_rows(
@@ -127,7 +130,12 @@ class CodedStore:
             created_before_ms=created_before_ms,
             attributes=attributes,
             parent_id=parent_id,
+            has_problem=has_problem,
         )
+
+    async def list_types(self) -> Sequence[str]:
+        """The types that there are rows of."""
+        return await self._inner.list_types()
 
     async def open_own(self, *, create: bool = True) -> Driver:
         """Open the owner's namespace, coded as those of workflows are."""

@@ -350,11 +350,12 @@ class FileStore:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
         after: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> Sequence[CatalogRow]:
         """Rows for which all that is given holds, in order of creation; see `Store.list_rows`. Opens no namespace."""
-        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id, after)
+        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id, has_problem, after)
         return await self._access().ask(Catalog.list_rows, question, limit)
 
     async def count_rows(
@@ -365,10 +366,15 @@ class FileStore:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
     ) -> int:
         """How many rows `list_rows` would give without a limit. Opens no namespace."""
-        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id)
+        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id, has_problem)
         return await self._access().ask(Catalog.count_rows, question)
+
+    async def list_types(self) -> Sequence[str]:
+        """The types that there are rows of, in order."""
+        return await self._access().ask(Catalog.list_types)
 
     # Within.
 

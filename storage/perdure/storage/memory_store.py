@@ -179,11 +179,12 @@ class MemoryStore:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
         after: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> Sequence[CatalogRow]:
         """Rows for which all that is given holds, in order of creation; see `Store.list_rows`."""
-        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id, after)
+        question = Question.of(state, workflow_type, created_before_ms, attributes, parent_id, has_problem, after)
         rows = self._matching(question)
         return heapq.nsmallest(max(limit, 0), rows, key=lambda row: (row.created_at_ms, row.workflow_id))
 
@@ -195,9 +196,17 @@ class MemoryStore:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
     ) -> int:
         """How many rows `list_rows` would give without a limit."""
-        return len(self._matching(Question.of(state, workflow_type, created_before_ms, attributes, parent_id)))
+        return len(
+            self._matching(Question.of(state, workflow_type, created_before_ms, attributes, parent_id, has_problem))
+        )
+
+    async def list_types(self) -> Sequence[str]:
+        """The types that there are rows of, in order."""
+        self._check_owned()
+        return sorted({row.workflow_type for row in self._disk.rows.values()})
 
     async def delete(self, workflow_id: str) -> None:
         """Remove a workflow's namespace and row; an unknown id is not an error.

@@ -25,6 +25,7 @@ class Question:
         created_before_ms: Made before this time.
         attributes: All of these attributes, values compared with their types.
         parent_id: Children of this workflow.
+        has_problem: Only rows with a problem, or only rows without.
         after: After the row made at this time (milliseconds since the epoch) with this id.
     """
 
@@ -33,6 +34,7 @@ class Question:
     created_before_ms: int | None = None
     attributes: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     parent_id: str | None = None
+    has_problem: bool | None = None
     after: tuple[int, str] | None = None
 
     @classmethod
@@ -43,6 +45,7 @@ class Question:
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
         after: tuple[int, str] | None = None,
     ) -> Question:
         """What `Store.list_rows` is asked.
@@ -56,6 +59,7 @@ class Question:
             created_before_ms=created_before_ms,
             attributes=check_attributes(attributes) if attributes else {},
             parent_id=parent_id,
+            has_problem=has_problem,
             after=after,
         )
 
@@ -66,6 +70,7 @@ class Question:
             and (self.workflow_type is None or row.workflow_type == self.workflow_type)
             and (self.created_before_ms is None or row.created_at_ms < self.created_before_ms)
             and (self.parent_id is None or row.parent_id == self.parent_id)
+            and (self.has_problem is None or (row.problem is not None) is self.has_problem)
             and (self.after is None or (row.created_at_ms, row.workflow_id) > self.after)
             and all(
                 name in row.attributes and attribute_text(row.attributes[name]) == attribute_text(value)

@@ -121,6 +121,7 @@ class Store(Protocol):
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
         after: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> Sequence[CatalogRow]:
@@ -132,6 +133,7 @@ class Store(Protocol):
             created_before_ms: Made before this time, in milliseconds since the epoch.
             attributes: With all of these attributes; values are compared with their types.
             parent_id: Called by this workflow.
+            has_problem: With a problem; `False`: without one; `None`: either.
             after: Only rows after this pair of `created_at_ms` and id: the last row of the page before.
             limit: How many rows at most.
         """
@@ -145,8 +147,13 @@ class Store(Protocol):
         created_before_ms: int | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         parent_id: str | None = None,
+        has_problem: bool | None = None,
     ) -> int:
         """How many rows `list_rows` would give without a limit. Opens no namespace."""
+        ...
+
+    async def list_types(self) -> Sequence[str]:
+        """The types that there are rows of, in order. Costs what the types are, not what the rows are."""
         ...
 
     async def open_own(self, *, create: bool = True) -> Driver:

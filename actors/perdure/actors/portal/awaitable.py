@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.actors.portal.overseeing import AsyncioOverseer
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
@@ -123,7 +124,7 @@ class AsyncioScheduleHandle:
         await self._thread.call_async(lambda: self._handle.resume())
 
 
-class AsyncioSupervisor:
+class AsyncioSupervisor(AsyncioOverseer):
     """A supervisor, for asyncio tasks; made by `open_asyncio_portal`."""
 
     def __init__(self, thread: PortalThread) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.actors.portal.overseeing import BlockingOverseer
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
@@ -130,7 +131,7 @@ class BlockingScheduleHandle:
         self._thread.call(lambda: self._handle.resume())
 
 
-class BlockingSupervisor:
+class BlockingSupervisor(BlockingOverseer):
     """A supervisor, for plain threads; made by `open_portal`."""
 
     def __init__(self, thread: PortalThread) -> None:
