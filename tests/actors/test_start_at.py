@@ -237,6 +237,26 @@ class TestDeadline:
             await trio.sleep(101)
             assert await handle.get_state() is WorkflowState.FAILED
 
+    async def test_one_that_was_evicted_from_a_step_fails_in_time(self, disk: Disk, autojump_clock: MockClock) -> None:
+        """S33: nothing brings it back before, as it was evicted; at its deadline it fails all the same."""
+
+        @workflow(name="worker")
+        async def worker(ctx: Context, input: None) -> None:
+            await ctx.step("work", trio.sleep, 3600, timeout=0)
+
+        async with disk.process(worker) as supervisor:
+            handles = [await supervisor.spawn(worker, f"w-{seconds}", deadline=seconds) for seconds in (200, 100)]
+            await trio.sleep(1)
+            for handle in handles:
+                await handle.evict()
+                assert await handle.get_state() is WorkflowState.RUNNING
+            await trio.sleep(50)
+            assert supervisor._residents.live == {}  # pyright: ignore[reportPrivateUsage]
+            for handle in reversed(handles):
+                with pytest.raises(WorkflowFailedError, match="deadline"):
+                    await handle.result()
+                assert trio.current_time() == pytest.approx(float(handle.workflow_id[2:]), abs=0.1)
+
     async def test_down_at_that_time_it_fails_at_the_next_start(self, disk: Disk, autojump_clock: MockClock) -> None:
         async with disk.process(waiter) as supervisor:
             await supervisor.spawn(waiter, "w-1", deadline=100)

@@ -25,6 +25,7 @@ import trio
 
 from perdure.actors.actor import Actor, hosted_actor
 from perdure.actors.catalog import TERMINAL, CatalogedDriver, CatalogKeeper
+from perdure.actors.deadlines import Deadlines
 from perdure.actors.dispatch import Dispatcher
 from perdure.actors.duties import Duties
 from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
@@ -91,6 +92,7 @@ class Residents:
         self.passivation = Passivation(idle_timeout)
         self.dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
         self.restarts = Restarts(self.dispatcher.want)
+        self.deadlines = Deadlines(clock, self.dispatcher.want)
         self._store = store
         self._keeper = keeper
         self._definitions = definitions
@@ -112,6 +114,7 @@ class Residents:
         nursery.start_soon(self.dispatcher.run, nursery)
         nursery.start_soon(self.passivation.run)
         nursery.start_soon(self.restarts.run)
+        nursery.start_soon(self.deadlines.run)
 
     # Using actors.
 
@@ -559,6 +562,8 @@ class Residents:
         elif actor.is_started and actor.is_mail_wanted:
             # The message came while it was being evicted, and counts as its next one.
             self.dispatcher.want(actor.workflow_id)
+        elif actor.is_started and (deadline_ms := actor.activation.history.deadline_ms) is not None:
+            self.deadlines.note(actor.workflow_id, deadline_ms)
 
     async def _retire_if_idle(self, actor: Actor) -> None:
         if not actor.is_started and actor.in_use == 0:
