@@ -70,13 +70,15 @@ LEGIBLE_PREFIXES = {
     layout.NAMES_PREFIX,
     layout.DEDUP_PREFIX,
     layout.SENT_PREFIX,
+    layout.REQUEST_OPEN_PREFIX,
+    layout.REQUEST_ANSWERED_PREFIX,
     own_layout.SCHEDULES_PREFIX,
     own_layout.SCHEDULE_DEFINITION_PREFIX,
     own_layout.SCHEDULE_CURSOR_PREFIX,
     own_layout.SCHEDULE_RUN_PREFIX,
     own_layout.RATE_PREFIX,
 }
-GROUPS = {layout.WORKFLOW_PREFIX, layout.OWN_PREFIX}
+GROUPS = {layout.WORKFLOW_PREFIX, layout.OWN_PREFIX, layout.REPLIES_PREFIX, layout.REQUEST_PREFIX}
 
 
 def guarded(codec: ValueCodec | None = None, workflow_id: str = "w") -> GuardedCodec:
@@ -107,6 +109,7 @@ HOLDERS: dict[str, tuple[bytes, bytes]] = {
     "rollback": metadata_of(rollback_error=f"ValueError: {SECRET}"),
     "detail": (layout.detail_key("id"), DATA),
     "loop start": (layout.loop_start_key("id", 3), DATA),
+    "reply": (layout.reply_key("r-1"), DATA),
     "schedule": (own_layout.schedule_input_key("daily"), DATA),
     "waiting message": (layout.message_key(5), encode_message(MailboxMessage("m-1", "name", DATA, 9))),
 }

@@ -22,6 +22,7 @@ from perdure.workflow import (
     WorkflowState,
     WorkflowSuspendedError,
     run_workflow,
+    send_message,
     start_workflow,
 )
 from perdure.workflow.mailbox import DEDUP_MAX, Letter, Mailbox
@@ -98,9 +99,14 @@ class TestDeduplication:
             known = await known_ids(namespace)
             assert len(known) == DEDUP_MAX
             assert set(known) == {f"m-{number}" for number in range(extra, count)}
-            await process.send("a", "the oldest remembered, again", id=f"m-{extra}")
-            await process.send("a", "the latest, again", id=f"m-{count - 1}")
-            await process.send("a", "one that is forgotten", id="m-0")
+            driver = await namespace.driver()
+            again = {
+                "the oldest remembered": f"m-{extra}",
+                "the latest": f"m-{count - 1}",
+                "one that is forgotten": "m-0",
+            }
+            for body, message_id in again.items():
+                await send_message(driver, "a", body, id=message_id, mailbox_limit=2 * count, clock=process.clock)
             assert len(await known_ids(namespace)) == DEDUP_MAX
             first, rest = await process.finish(taking, 2 * count)
         assert first == [*range(count), "one that is forgotten"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perdure.actors.restarts import is_passing
-from perdure.workflow import ChildInfo, ErrorInfo, HistoryEntry, WorkflowState, WorkflowSuspendedError
+from perdure.workflow import ChildInfo, ErrorInfo, HistoryEntry, Message, WorkflowState, WorkflowSuspendedError
 from perdure.workflow.children import children_of
-from perdure.workflow.control import recover, send, wake
+from perdure.workflow.control import recover, wake
 from perdure.workflow.history import History
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.typed import decode_output
@@ -80,10 +80,25 @@ class ActorHandle:
                 )
 
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
-        """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant."""
-        async with self._residents.using(self._workflow_id) as actor:
-            await send(actor.activation, name, body, message_id=id)
-        await self._residents.ensure_running(self._workflow_id)
+        """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant.
+
+        Waits while the mailbox is full.
+        """
+        await self._residents.mail.desk.post(self._workflow_id, name, body, id)
+
+    async def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """The same, except that a full mailbox is a `MailboxFullError`."""
+        await self._residents.mail.desk.post_nowait(self._workflow_id, name, body, id)
+
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
+    ) -> Any:
+        """Send a request, bring the workflow in if it is dormant, and wait for the reply."""
+        return await self._residents.mail.desk.request(self._workflow_id, name, body, timeout, id, reply_type)
+
+    async def undelivered(self) -> tuple[Message[Any], ...]:
+        """What is in the mailbox. Activates nothing."""
+        return await self._residents.mail.desk.undelivered(self._workflow_id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, durable on return, and bring the workflow in if it is dormant."""

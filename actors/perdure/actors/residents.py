@@ -31,6 +31,7 @@ from perdure.actors.duties import Duties
 from perdure.actors.errors import SupervisorClosedError, UnregisteredWorkflowError, WorkflowNotFoundError
 from perdure.actors.gates import Gates
 from perdure.actors.hosting import Hosting
+from perdure.actors.mail import MailDesk
 from perdure.actors.parks import LateParks
 from perdure.actors.passivation import Passivation
 from perdure.actors.restarts import Restarts
@@ -46,6 +47,7 @@ from perdure.workflow.asyncio_thread import AsyncioThread, asyncio_home
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.failures import sole_exception
 from perdure.workflow.hooks import Hooks
+from perdure.workflow.mailbox import MAILBOX_LIMIT
 from perdure.workflow.threads import STEP_THREADS_MAX
 
 __all__ = ["Residents"]
@@ -64,6 +66,7 @@ class Residents:
         max_live: How many may run at once.
         idle_timeout: Seconds after which one that only waits leaves memory.
         hooks: What is told of all workflows.
+        mailbox_limit: How many messages a mailbox may hold, where the workflow does not say it.
         on_dormant: Called with the alarm (milliseconds since the epoch) of a workflow that leaves memory asleep.
         on_interrupt: Called with what came out of a workflow and is meant for the program (Ctrl-C, `SystemExit`).
     """
@@ -78,6 +81,7 @@ class Residents:
         max_live: int,
         idle_timeout: float,
         hooks: Hooks | None,
+        mailbox_limit: int = MAILBOX_LIMIT,
         on_dormant: Callable[[int], None],
         on_interrupt: Callable[[BaseException], None],
     ) -> None:
@@ -93,6 +97,7 @@ class Residents:
         self.dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
         self.restarts = Restarts(self.dispatcher.want)
         self.deadlines = Deadlines(clock, self.dispatcher.want)
+        self.mail: MailDesk = MailDesk(self, mailbox_limit)
         self._store = store
         self._keeper = keeper
         self._definitions = definitions
@@ -136,14 +141,18 @@ class Residents:
         try:
             yield actor
         finally:
-            actor.release()
-            if not actor.is_started:
-                with trio.CancelScope(shield=True):
-                    async with self._gates.entered(workflow_id):
-                        if actor.driver.has_written:  # a message, a wake: it runs, whatever becomes of who sent it
-                            await self._start_or_retire(actor)
-                        else:
-                            await self._retire_if_idle(actor)
+            await self.let_go(actor)
+
+    async def let_go(self, actor: Actor) -> None:
+        """Hold an actor no longer."""
+        actor.release()
+        if not actor.is_started:
+            with trio.CancelScope(shield=True):
+                async with self._gates.entered(actor.workflow_id):
+                    if actor.driver.has_written:  # a message, a wake: it runs, whatever becomes of who sent it
+                        await self._start_or_retire(actor)
+                    else:
+                        await self._retire_if_idle(actor)
 
     async def _hold(self, workflow_id: str) -> Actor:
         self.check_open()
@@ -326,6 +335,7 @@ class Residents:
         """The workflow was deleted; the caller is inside its gate."""
         self.troubles.clear_of(workflow_id)
         self.restarts.forget(workflow_id)
+        self.mail.not_found(workflow_id)
         self._announce(workflow_id)
 
     def _announce(self, workflow_id: str) -> None:
@@ -336,6 +346,7 @@ class Residents:
     def stop_intake(self) -> None:
         """From now on nothing is brought in or started."""
         self.is_closing = True
+        self.mail.close()
         arrivals, self._arrivals = self._arrivals, {}
         for arrival in arrivals.values():
             arrival.set()
@@ -408,6 +419,7 @@ class Residents:
     async def _bring_in(self, workflow_id: str) -> Actor:
         row = await self._keeper.get(workflow_id)
         if row is None:
+            self.mail.not_found(workflow_id)
             raise self.not_found(workflow_id)
         try:
             inner = await self._store.open_driver(workflow_id)
@@ -415,6 +427,7 @@ class Residents:
             if error.path is not None:
                 raise  # there was a file, and somebody took it away
             await self._keeper.delete(workflow_id)
+            self.mail.not_found(workflow_id)
             raise self.not_found(workflow_id) from None
         try:
             # Opened, a file that was mended has its row read anew.
@@ -429,6 +442,7 @@ class Residents:
             raise
         await inner.aclose()
         await self._keeper.delete(workflow_id)
+        self.mail.not_found(workflow_id)
         raise self.not_found(workflow_id)
 
     async def _load(self, workflow_id: str, driver: CatalogedDriver) -> Activation:
@@ -443,6 +457,7 @@ class Residents:
         activation.host = self._hosting
         driver.when_duties = partial(self.duties.want, actor.workflow_id)
         self.live[actor.workflow_id] = actor
+        self.mail.admitted(actor)
         return actor
 
     async def _start_or_retire(self, actor: Actor) -> None:
@@ -541,6 +556,7 @@ class Residents:
             self.passivation.forget(actor)
             if actor.driver.has_duties and not self.is_closing:
                 self.duties.left(actor.workflow_id)
+            self.mail.gone(actor)
         if actor.error is not None:
             self._note_trouble(actor.workflow_id, actor.error, actor)
             return

@@ -59,8 +59,16 @@ from perdure.workflow import (
 )
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.birth import Birth
-from perdure.workflow.checks import check_count, check_duration, check_schedule_name, check_time_ms, check_workflow_id
+from perdure.workflow.checks import (
+    check_count,
+    check_duration,
+    check_mailbox_limit,
+    check_schedule_name,
+    check_time_ms,
+    check_workflow_id,
+)
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
+from perdure.workflow.mailbox import MAILBOX_LIMIT
 from perdure.workflow.typed import encode_input
 
 __all__ = ["Supervisor", "check_signals", "open_supervisor"]
@@ -84,6 +92,7 @@ async def open_supervisor(
     grace: float = 10.0,
     idle_timeout: float | None = 60.0,
     max_live: int | None = None,
+    mailbox_limit: int = MAILBOX_LIMIT,
     on_history_updated: HistoryHook | None = None,
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
@@ -109,6 +118,8 @@ async def open_supervisor(
         max_live: How many workflows may run at once, at least 1; each holds an open file of two descriptors. Past it, the
             longest idle leave memory, then activations queue. `None`: as many as there are descriptors for (the process's
             limit is raised as far as it may be), and at most 4,096.
+        mailbox_limit: How many messages a workflow's mailbox may hold, at least 1, where `@workflow(mailbox_limit=)` does not
+            say it. Whoever sends to a full one waits, or gets `MailboxFullError`.
         on_history_updated: Called with a `HistoryUpdated` for each commit that changed a workflow's history or state, after it.
         on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
             durable, and not again on a replay. Either may be a plain function, which is to be quick, or a coroutine
@@ -128,7 +139,9 @@ async def open_supervisor(
     """
     hooks = make_hooks(on_history_updated, on_error)
     kept_ms = check_retention(retention)
-    supervisor = _make(store, workflows, durability, codec, grace, idle_timeout, max_live, clock, hooks, kept_ms)
+    supervisor = _make(
+        store, workflows, durability, codec, grace, idle_timeout, max_live, clock, hooks, kept_ms, mailbox_limit
+    )
     check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
@@ -145,6 +158,7 @@ def _make(
     clock: Clock | None,
     hooks: Hooks | None,
     retention: Mapping[str, int],
+    mailbox_limit: int,
 ) -> Supervisor:
     checked_grace = check_duration(grace, "grace", "grace=10.0")
     checked_idle = inf if idle_timeout is None else check_duration(idle_timeout, "idle_timeout", "idle_timeout=60.0")
@@ -168,10 +182,19 @@ def _make(
     checked_store = _check_store(store)
     if codec is not None:
         checked_store = _coded(checked_store, codec)
+    limit = check_mailbox_limit(mailbox_limit)
     if max_live is None:
         max_live = default_max_live(raise_descriptor_limit())
     return Supervisor(
-        checked_store, definitions, checked_grace, checked_idle, max_live, checked_clock, hooks, retention=retention
+        checked_store,
+        definitions,
+        checked_grace,
+        checked_idle,
+        max_live,
+        checked_clock,
+        hooks,
+        retention=retention,
+        mailbox_limit=limit,
     )
 
 
@@ -233,6 +256,7 @@ class Supervisor(Overseer):
         hooks: Hooks | None = None,
         *,
         retention: Mapping[str, int],
+        mailbox_limit: int = MAILBOX_LIMIT,
     ) -> None:
         keeper = CatalogKeeper(store, clock)
         alarms = AlarmWatch(store, keeper, clock)
@@ -244,6 +268,7 @@ class Supervisor(Overseer):
             max_live=max_live,
             idle_timeout=idle_timeout,
             hooks=hooks,
+            mailbox_limit=mailbox_limit,
             on_dormant=alarms.expect,
             on_interrupt=self._interrupt,
         )

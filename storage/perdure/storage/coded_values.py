@@ -39,6 +39,7 @@ from perdure.storage.layout import (
     MAILBOX_PREFIX,
     METADATA_PREFIX,
     OUTPUT_KEY,
+    REPLY_PREFIX,
 )
 from perdure.storage.own_layout import SCHEDULE_INPUT_PREFIX
 from perdure.storage.schema import (
@@ -317,6 +318,7 @@ _BY_PREFIX: Final[dict[bytes, tuple[_Change, _Change]]] = {
     MAILBOX_PREFIX: (_seal_message, _open_message),
     DETAIL_PREFIX: _whole("detail"),
     LOOP_START_PREFIX: _whole("loop_start"),
+    REPLY_PREFIX: _whole("reply"),
     CALLS_PREFIX: _whole("call"),
     SCHEDULE_INPUT_PREFIX: _whole("schedule"),
 }

@@ -46,6 +46,11 @@ __all__ = [
     "OWN_PREFIX",
     "PARENT_KEY",
     "PASSABLE_KEY",
+    "REPLIES_PREFIX",
+    "REPLY_PREFIX",
+    "REQUEST_ANSWERED_PREFIX",
+    "REQUEST_OPEN_PREFIX",
+    "REQUEST_PREFIX",
     "SEED_KEY",
     "SENT_PREFIX",
     "STATE_KEY",
@@ -55,6 +60,7 @@ __all__ = [
     "WORKFLOW_TYPE_KEY",
     "NumberDecodeError",
     "NumberEncodeError",
+    "answered_request_key",
     "call_key",
     "decode_u64",
     "dedup_key",
@@ -67,6 +73,7 @@ __all__ = [
     "message_key",
     "metadata_key",
     "name_key",
+    "open_request_key",
     "outcome_key",
     "parse_call_key",
     "parse_dedup_key",
@@ -76,7 +83,9 @@ __all__ = [
     "parse_message_key",
     "parse_metadata_key",
     "parse_name_key",
+    "parse_request_key",
     "parse_sent_key",
+    "reply_key",
     "sender_prefix",
     "sent_key",
 ]
@@ -94,6 +103,7 @@ _MAILBOX: Final = 33
 _DEDUP: Final = 34
 _DETAIL: Final = 35
 _LOOP_START: Final = 36
+_REPLIES: Final = 37
 _CALLS: Final = 38
 _SENT: Final = 39
 
@@ -126,6 +136,20 @@ DETAIL_PREFIX: Final = pack((_DETAIL,))
 
 LOOP_START_PREFIX: Final = pack((_LOOP_START,))
 """Starting states of retained iterations, by loop entry id and iteration; values are CBOR."""
+
+REPLIES_PREFIX: Final = pack((_REPLIES,))
+"""Requests that were sent, and the replies to them."""
+
+# Second and third parts of keys of requests: stored on disk; never change or reuse.
+REQUEST_PREFIX: Final = pack((_REPLIES, 1))
+"""Which requests were sent, by whether they were answered (0 or 1) and by id; values are u64, in the order of sending and of
+answering."""
+REQUEST_OPEN_PREFIX: Final = pack((_REPLIES, 1, 0))
+"""Those that were not answered."""
+REQUEST_ANSWERED_PREFIX: Final = pack((_REPLIES, 1, 1))
+"""Those that were."""
+REPLY_PREFIX: Final = pack((_REPLIES, 2))
+"""Replies, by request id; values are CBOR."""
 
 CALLS_PREFIX: Final = pack((_CALLS,))
 """Calls of other workflows that are open, or that nobody waits for any more, by entry id; values are CBOR maps."""
@@ -218,6 +242,21 @@ def message_key(sequence: int) -> bytes:
 def dedup_key(message_id: str) -> bytes:
     """Key of the record that a message id was seen."""
     return _text_key(DEDUP_PREFIX, message_id)
+
+
+def open_request_key(request_id: str) -> bytes:
+    """Key of the record that a request was sent and is not answered."""
+    return _text_key(REQUEST_OPEN_PREFIX, request_id)
+
+
+def answered_request_key(request_id: str) -> bytes:
+    """Key of the record that a request was answered."""
+    return _text_key(REQUEST_ANSWERED_PREFIX, request_id)
+
+
+def reply_key(request_id: str) -> bytes:
+    """Key of the reply to a request; CBOR."""
+    return _text_key(REPLY_PREFIX, request_id)
 
 
 def detail_key(entry_id: str) -> bytes:
@@ -329,6 +368,18 @@ def parse_dedup_key(key: bytes) -> str:
         KeyDecodeError: It is another key.
     """
     return _text(_single(key, _DEDUP, "deduplication"), key)
+
+
+def parse_request_key(key: bytes) -> tuple[bool, str]:
+    """Whether the request of a key below `REQUEST_PREFIX` was answered, and its id.
+
+    Raises:
+        KeyDecodeError: It is another key.
+    """
+    parts = unpack(key)
+    if len(parts) != 4 or parts[:2] != (_REPLIES, 1) or parts[2] not in (0, 1):
+        raise _foreign(key, "request")
+    return parts[2] == 1, _text(parts[3], key)
 
 
 def parse_detail_key(key: bytes) -> str:

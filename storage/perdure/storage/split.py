@@ -11,7 +11,9 @@ follows from what a reader would conclude if the writing ended after any of them
 2. An entry comes before its metadata. Metadata that says "completed" beside an absent output means "returned nothing".
    It also comes before the record that its call is open: an open entry without one is called anew.
 3. A message is put into the mailbox before its id is remembered, or sending it again would be taken for a repetition.
-   It is removed from the mailbox only after the entry that records it is there. So for what other workflows sent.
+   It is removed from the mailbox only after the entry that records it is there. So for what other workflows sent. A reply
+   comes before what says that there is one (the shorter key first), and both come before the entry that records its message
+   as completed.
 4. Removing history comes after every entry: the loop state that no longer needs an iteration, the race's winner that
    rules out the losers. Entries go before their metadata and details, children before parents.
 5. The alarm is armed before the state (a wake-up too many does no harm) and cleared after it (one too few does).
@@ -57,6 +59,7 @@ from perdure.storage.layout import (
     METADATA_PREFIX,
     NAMES_PREFIX,
     OUTPUT_KEY,
+    REPLIES_PREFIX,
     SENT_PREFIX,
     STATE_KEY,
 )
@@ -95,6 +98,7 @@ _BY_PREFIX: Final = {
     METADATA_PREFIX: (_Turn.PUT_METADATA, _Turn.DELETE_METADATA),
     MAILBOX_PREFIX: (_Turn.PUT_MESSAGE, _Turn.DELETE_MESSAGE),
     DEDUP_PREFIX: (_Turn.PUT_DEDUP, _Turn.DELETE_DEDUP),
+    REPLIES_PREFIX: (_Turn.PUT_DEDUP, _Turn.DELETE_DEDUP),
     DETAIL_PREFIX: (_Turn.PUT_DETAIL, _Turn.DELETE_DETAIL),
     LOOP_START_PREFIX: (_Turn.PUT_DETAIL, _Turn.DELETE_DETAIL),
     CALLS_PREFIX: (_Turn.PUT_METADATA, _Turn.DELETE_METADATA),

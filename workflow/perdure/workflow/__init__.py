@@ -25,11 +25,15 @@ from perdure.workflow.errors import (
     HostRequiredError,
     InvalidArgumentError,
     JoinError,
+    MailboxFullError,
     MessageCompletedError,
     MisuseError,
+    NotARequestError,
     OperationInProgressError,
     QueueTimeoutError,
     RaceError,
+    RequestTimeoutError,
+    RequestUnansweredError,
     RewindError,
     RollbackCheckpointError,
     RollbackError,
@@ -60,9 +64,11 @@ from perdure.workflow.hooks import (
     WorkflowErrorEvent,
 )
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
+from perdure.workflow.mailbox import MAILBOX_LIMIT
+from perdure.workflow.post import read_reply, send_message, send_request
 from perdure.workflow.rewind import replay_from_step
 from perdure.workflow.rollback import RollbackContext
-from perdure.workflow.run import run_workflow, send_message, start_workflow
+from perdure.workflow.run import run_workflow, start_workflow
 from perdure.workflow.snapshot import load_snapshot
 from perdure.workflow.states import InvalidTransitionError, WorkflowState
 from perdure.workflow.step import StepInfo, current_step
@@ -77,6 +83,7 @@ from perdure.workflow.types import (
     HistoryEntry,
     Message,
     RaceResult,
+    Reply,
     RunMode,
     SleepOutcome,
     StepFailure,
@@ -119,9 +126,12 @@ __all__ = [
     "InvalidTransitionError",
     "JoinError",
     "JoinResult",
+    "MAILBOX_LIMIT",
+    "MailboxFullError",
     "Message",
     "MessageCompletedError",
     "MisuseError",
+    "NotARequestError",
     "OnParentEnd",
     "OperationInProgressError",
     "QueueReader",
@@ -129,6 +139,9 @@ __all__ = [
     "RemovableKind",
     "RaceError",
     "RaceResult",
+    "Reply",
+    "RequestTimeoutError",
+    "RequestUnansweredError",
     "RewindError",
     "RollbackCheckpointError",
     "RollbackContext",
@@ -169,9 +182,11 @@ __all__ = [
     "current_step",
     "definition_of",
     "load_snapshot",
+    "read_reply",
     "replay_from_step",
     "run_workflow",
     "send_message",
+    "send_request",
     "start_workflow",
     "to_asyncio",
     "workflow",

@@ -50,8 +50,9 @@ from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.host import Host
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.logs import fields_of
-from perdure.workflow.mailbox import Letter, Mailbox
+from perdure.workflow.mailbox import MAILBOX_LIMIT, Letter, Mailbox
 from perdure.workflow.reads import read_message_ids
+from perdure.workflow.requests import Requests
 from perdure.workflow.scope import Operation, Scope
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 from perdure.workflow.typed import decode_input, encode_input, returns, round_trip
@@ -60,6 +61,8 @@ from perdure.workflow.watch import Watch
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
+    from perdure.workflow.requests import Askers
+    from perdure.workflow.senders import Senders
     from perdure.workflow.step import Compensation
     from perdure.workflow.types import RunMode
 
@@ -94,6 +97,7 @@ class Activation:
     Attributes:
         history: What is recorded.
         mailbox: What waits to be read.
+        requests: Which of the messages are requests, and which of these were answered.
         user_bytes_max: Largest user value, encoded, in bytes.
         closing: Why it is over, or `None` while it is not.
         waiting: What it waits for, once parked.
@@ -107,6 +111,9 @@ class Activation:
             that this one is not counted in its place.
         host: Whoever hosts the workflow, or `None`.
         arrivals: What is remembered of the messages that other workflows sent.
+        mailbox_limit: How many messages the mailbox may hold.
+        senders: Those who wait for room in it, where senders may wait.
+        askers: Those who wait for replies, where senders may wait.
         when_quiet: Called when every lane has parked and that is recorded.
         quiet_since: Since when every lane is parked (`trio.current_time()`), or `None` while one runs.
         when_parked_late: Called when the workflow parks late; the host then sees that it does not stay so for long. `None`:
@@ -119,6 +126,7 @@ class Activation:
         driver: Driver,
         history: History,
         mailbox: Mailbox,
+        requests: Requests,
         *,
         clock: Clock,
         ids: IdGenerator,
@@ -128,6 +136,7 @@ class Activation:
         self.driver = driver
         self.history = history
         self.mailbox = mailbox
+        self.requests = requests
         self.clock = clock
         self.ids = ids
         self.step_limiter = step_limiter
@@ -144,6 +153,9 @@ class Activation:
         self.is_forgiven: bool = False
         self.host: Host | None = None
         self.arrivals: Arrivals = Arrivals(history.pending)
+        self.mailbox_limit: int = MAILBOX_LIMIT
+        self.senders: Senders | None = None
+        self.askers: Askers | None = None
         self.when_quiet: Callable[[], None] | None = None
         self.quiet_since: float | None = None
         self.when_parked_late: Callable[[], None] | None = None
@@ -190,10 +202,13 @@ class Activation:
         if not driver.atomic_batch:
             # The batch that recorded a message may have been cut before it took the message out of the mailbox.
             mailbox.drop(read_message_ids(history))
-        return cls(driver, history, mailbox, clock=clock, ids=ids, step_limiter=step_limiter, hooks=hooks)
+        requests = await Requests.load(driver, history.pending)
+        return cls(driver, history, mailbox, requests, clock=clock, ids=ids, step_limiter=step_limiter, hooks=hooks)
 
     @classmethod
-    async def load_for_mail(cls, driver: Driver, *, clock: Clock | None = None) -> Activation:
+    async def load_for_mail(
+        cls, driver: Driver, *, clock: Clock | None = None, mailbox_limit: int = MAILBOX_LIMIT
+    ) -> Activation:
         """Read only what sending a message takes, whatever the length of the history. Not to be run.
 
         Raises:
@@ -203,8 +218,11 @@ class Activation:
         workflow_id = (await driver.get(layout.WORKFLOW_ID_KEY) or b"").decode(errors="replace")
         history = await History.load_fields(workflow_id, driver)
         _check_format(history)
-        mailbox = await Mailbox.load_end(driver, history.pending)
-        return cls(driver, history, mailbox, clock=clock, ids=Uuid7Generator(clock))
+        mailbox = await Mailbox.load_end(driver, history.pending, limit=mailbox_limit)
+        requests = await Requests.load(driver, history.pending)
+        activation = cls(driver, history, mailbox, requests, clock=clock, ids=Uuid7Generator(clock))
+        activation.mailbox_limit = mailbox_limit
+        return activation
 
     # Creation and storage.
 
@@ -227,6 +245,23 @@ class Activation:
             or history.alarm_ms is None
             or self.clock.now_ms() >= history.alarm_ms
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a message has to wait: there is no room in the mailbox, or others wait already."""
+        senders = self.senders
+        return self.mailbox.size >= self.mailbox_limit or (
+            senders is not None and senders.are_waiting(self.history.workflow_id)
+        )
+
+    def knows(self, message_id: str) -> bool:
+        """Whether a message with this id was sent before, as far as that is remembered; `load_known_ids` comes first."""
+        return self.mailbox.is_known(message_id) or self.requests.is_known(message_id)
+
+    @property
+    def takes_mail(self) -> bool:
+        """Whether messages may be put into the mailbox here: whatever closed it, it was neither faulty code nor the storage."""
+        return self.closing is None or self.closing <= Closing.EVICTED
 
     @property
     def has_wanted_mail(self) -> bool:
@@ -532,6 +567,20 @@ class Activation:
         del waiting[parking]
         if not waiting:
             del self._by_signal[signal]
+
+    def make_room(self, count: int) -> None:
+        """It is durable that so many messages were read: let as many in that wait for room."""
+        self.mailbox.make_room(count)
+        if self.senders is not None:
+            self.senders.let_in(self)
+
+    def answered(self, request_id: str, reply: bytes) -> None:
+        """A reply was recorded and the batch written that was to hold it: tell whoever waits for it.
+
+        Nobody is told where the batch may have been written without it, which whoever loads the workflow next will see.
+        """
+        if self.askers is not None and self.takes_mail:
+            self.askers.answer(self.history.workflow_id, request_id, reply)
 
     def wake_parked(self) -> None:
         """Let go on what `wake()` ends: sleeps and the pauses before retries."""

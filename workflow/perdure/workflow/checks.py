@@ -21,6 +21,7 @@ __all__ = [
     "check_duration",
     "check_flag",
     "check_function",
+    "check_mailbox_limit",
     "check_message_id",
     "check_message_name",
     "check_message_names",
@@ -161,6 +162,11 @@ def check_count(count: object, what: str, *, least: int, example: str) -> int:
     if not least <= count <= _U32_MAX:
         raise InvalidArgumentError(f"{what} must be from {least} to {_U32_MAX}, not {_shown(count)}; write {example}")
     return count
+
+
+def check_mailbox_limit(limit: object) -> int:
+    """How many messages a mailbox may hold: a whole number from 1 on."""
+    return check_count(limit, "mailbox_limit", least=1, example="mailbox_limit=1000")
 
 
 def check_when_ms(when: object, operation: str, example: str | None = None) -> int:

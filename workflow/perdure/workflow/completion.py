@@ -5,7 +5,9 @@
 2. Completing is one change of its record, durable on return. No cancellation comes in between: it happened or it did not.
 3. Once in a run: a second time is a mistake in the code, and a fault. What an earlier run completed is passed over, and so
    is what an earlier attempt of the same step completed, since that attempt is what is being repeated.
-4. Only the scope that read a message can say that history still holds it; when that is over and forgotten, it is a fault.
+4. What it replies to a request is in the batch that says it was completed. The first completion that is recorded counts, and
+   its reply; what a later run or attempt would reply is passed over with it.
+5. Only the scope that read a message can say that history still holds it; when that is over and forgotten, it is a fault.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from typing import cast
 
 import trio
 
+from perdure.storage import encode_value
 from perdure.storage.schema import MessageEntry
 from perdure.workflow.activation import Closing
 from perdure.workflow.errors import FaultError, MessageCompletedError, MisuseError, SuspendSignal
 from perdure.workflow.history import Node
 from perdure.workflow.lanes import lane_of
+from perdure.workflow.plain import to_plain
 from perdure.workflow.reads import with_completed
 from perdure.workflow.scope import Operation
 from perdure.workflow.states import WorkflowState
@@ -33,25 +37,34 @@ class Completion:
     Args:
         operation: The read.
         index: Which of the read's messages it is.
+        message_id: The message's id.
         node: Where history holds it.
         is_completable: Whether it was read so that it can be completed.
         is_completed: Whether its record says that it was.
     """
 
-    __slots__ = ("_completed_in", "_index", "_is_completable", "_is_recorded", "_node", "_operation")
+    __slots__ = ("_completed_in", "_index", "_is_completable", "_is_recorded", "_message_id", "_node", "_operation")
 
     def __init__(
-        self, operation: Operation, index: int, node: Node, *, is_completable: bool, is_completed: bool
+        self,
+        operation: Operation,
+        index: int,
+        message_id: str,
+        node: Node,
+        *,
+        is_completable: bool,
+        is_completed: bool,
     ) -> None:
         self._operation = operation
         self._index = index
+        self._message_id = message_id
         self._node = node
         self._is_completable = is_completable
         self._is_recorded = is_completed
         self._completed_in: tuple[object, int] | None = None
 
-    async def complete(self) -> None:
-        """Record that the message was dealt with; see `Message.complete`."""
+    async def complete(self, reply: object = None) -> None:
+        """Record that the message was dealt with, and the reply to a request; see `Message.complete`."""
         activation = self._operation.scope.activation
         attempt = attempt_in_progress(activation)
         lane = lane_of(activation)
@@ -74,6 +87,7 @@ class Completion:
             if attempt is None:
                 activation.note_cancelled(self._operation.name, self._operation.operation)
             raise
+        data = self._encode(reply)
         self._completed_in = attempt or (None, 0)
         if self._is_recorded:
             return
@@ -87,7 +101,20 @@ class Completion:
         assert entry is not None, "a message that was read is recorded"
         kind = with_completed(cast("MessageEntry", entry.kind), self._path())
         activation.history.change(self._node, kind)
+        if data is None:
+            await activation.commit()
+            return
+        activation.requests.answer(self._message_id, data)
         await activation.commit()
+        activation.answered(self._message_id, data)
+
+    def _encode(self, reply: object) -> bytes | None:
+        """The reply as it is stored, or `None` where nobody waits for one: it is no request, or was answered."""
+        activation = self._operation.scope.activation
+        if self._is_recorded or activation.is_collecting or not activation.requests.is_open(self._message_id):
+            return None
+        what = f"the reply to message {self._message_id!r}"
+        return encode_value(reply, bytes_max=activation.user_bytes_max, what=what, to_plain=to_plain)
 
     def _check(self, caller: tuple[object, int]) -> None:
         activation = self._operation.scope.activation

@@ -9,54 +9,62 @@ from __future__ import annotations
 
 import logging
 
-from perdure.storage import encode_value
-from perdure.storage.schema import MailboxMessage, SleepEntry, SleepState
+from perdure.storage.schema import SleepEntry, SleepState
 from perdure.workflow.activation import Activation, Closing
-from perdure.workflow.checks import check_message_id, check_message_name
 from perdure.workflow.deadline import lift_if_passed
-from perdure.workflow.errors import WorkflowEndedError
 from perdure.workflow.history import History, Node
 from perdure.workflow.logs import fields_of
-from perdure.workflow.plain import to_plain
+from perdure.workflow.mailbox import Letter
 from perdure.workflow.recover import reopen
 from perdure.workflow.rollback import wake_rollback
+from perdure.workflow.senders import Envelope, Place, Senders, ended_error, full_error, put
 from perdure.workflow.states import WorkflowEvent, WorkflowState
 
-__all__ = ["arm_if_missed", "cancel", "recover", "send", "wake"]
+__all__ = ["arm_if_missed", "cancel", "deliver", "recover", "send", "wake"]
 
 _log = logging.getLogger("perdure.workflow")
 
 
-async def send(activation: Activation, name: str, body: object, *, message_id: str | None = None) -> None:
+async def send(activation: Activation, envelope: Envelope, *, senders: Senders | None = None) -> Place | None:
     """Put a message into the mailbox and wake whoever waits for it.
+
+    Args:
+        activation: Whose.
+        envelope: The message.
+        senders: Where it waits for its turn if the mailbox is full.
+
+    Returns:
+        `None` if it was sent, now or before. Otherwise its place among those who wait: the caller is to leave the activation
+        alone, wait, and then to `deliver` what was let in or to withdraw.
 
     Raises:
         WorkflowEndedError: The workflow is terminal.
-        EncodeError: The body cannot be stored.
+        MailboxFullError: The mailbox is full, or others wait already, and `senders` was not given.
     """
-    check_message_name(name)
-    what = f"the body of message {name!r}"
-    data = encode_value(body, bytes_max=activation.user_bytes_max, what=what, to_plain=to_plain)
-    history, mailbox = activation.history, activation.mailbox
+    history = activation.history
+    message_id = envelope.message_id
     if message_id is not None:
-        check_message_id(message_id)
-        await mailbox.load_known_ids(activation.driver)
-        if mailbox.is_known(message_id):
+        await activation.mailbox.load_known_ids(activation.driver)
+        if activation.knows(message_id):
             await activation.commit_from_outside()  # the first sending may still be on its way to the disk
-            return
+            return None
     if history.state.is_terminal:
         await activation.commit_from_outside()  # that it has ended is not told before it is durable
-        raise WorkflowEndedError(
-            f"workflow {history.workflow_id!r} is {history.state.value} and takes no more messages",
-            workflow_id=history.workflow_id,
-            state=history.state.value,
-        )
-    message = MailboxMessage(message_id or activation.ids.next_id(), name, data, activation.clock.now_ms())
-    letter = mailbox.write(message, remember=message_id is not None)
-    activation.arm_if_dormant()
+        raise ended_error(history)
+    if activation.is_full:
+        if senders is None:
+            raise full_error(history.workflow_id, activation.mailbox_limit)
+        return senders.join(history.workflow_id, envelope)
+    await deliver(activation, put(activation, envelope))
+    return None
+
+
+async def deliver(activation: Activation, letter: Letter | None) -> None:
+    """Make a message durable that has its place in the mailbox, and offer it; `None` stands for one that was sent before."""
     await activation.commit_from_outside()
-    activation.offer([letter])
-    await arm_if_missed(activation)
+    if letter is not None:
+        activation.offer([letter])
+        await arm_if_missed(activation)
 
 
 async def wake(activation: Activation) -> None:

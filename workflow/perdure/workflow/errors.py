@@ -31,11 +31,15 @@ __all__ = [
     "HostRequiredError",
     "InvalidArgumentError",
     "JoinError",
+    "MailboxFullError",
     "MessageCompletedError",
     "MisuseError",
+    "NotARequestError",
     "OperationInProgressError",
     "QueueTimeoutError",
     "RaceError",
+    "RequestTimeoutError",
+    "RequestUnansweredError",
     "RewindError",
     "RollbackCheckpointError",
     "RollbackError",
@@ -362,6 +366,51 @@ class WorkflowEndedError(WorkflowError):
 
     workflow_id: str
     state: str
+
+
+class RequestUnansweredError(WorkflowEndedError):
+    """The workflow has ended, and had taken the request, or had it in its mailbox, without completing it.
+
+    Attributes:
+        request_id: The request's id.
+    """
+
+    request_id: str
+
+
+class RequestTimeoutError(WorkflowError):
+    """No reply came in time. Asking again with the same id is safe: what was sent is not sent again, and its reply is kept.
+
+    Attributes:
+        workflow_id: Who was asked.
+        name: The request's name.
+        request_id: Its id, given or made: the `id` to ask again with.
+        timeout: How long it was waited for, in seconds.
+    """
+
+    workflow_id: str
+    name: str
+    request_id: str
+    timeout: float
+
+
+class NotARequestError(WorkflowError):
+    """A message with this id was sent before that was no request, so nobody will reply to it; ask with another id."""
+
+    workflow_id: str
+    request_id: str
+
+
+class MailboxFullError(WorkflowError):
+    """The mailbox holds as many messages as it may, or others wait already to send; nothing was sent.
+
+    Attributes:
+        workflow_id: Whose mailbox.
+        limit: How many messages it may hold.
+    """
+
+    workflow_id: str
+    limit: int
 
 
 class RewindError(WorkflowError):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from perdure.workflow.errors import ErrorInfo
 from perdure.workflow.states import WorkflowState
-from perdure.workflow.types import ChildInfo, HistoryEntry
+from perdure.workflow.types import ChildInfo, HistoryEntry, Message
 
 if TYPE_CHECKING:
     import typing_extensions
 
 __all__ = ["WorkflowHandle"]
 
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     Output_co = typing_extensions.TypeVar("Output_co", covariant=True, default=Any)
@@ -48,17 +51,80 @@ class WorkflowHandle(Protocol[Output_co]):
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the workflow's mailbox. Durable on return.
 
-        Cancelled while it waits, the message may or may not have been sent; give an `id` and send it again.
+        While the mailbox is full it waits, behind those who wait already. Cancelled while it waits for room, it has sent
+        nothing; cancelled after that, the message may or may not have been sent: give an `id` and send it again.
 
         Args:
             name: Non-empty text of at most 512 bytes.
             body: What a step could return; also an instance of a dataclass, an enum, an attrs or a pydantic class, which is sent
                 as plain data.
-            id: Sending the same id again delivers nothing (the last 1,000 ids of a workflow are remembered).
+            id: Sending the same id again delivers nothing (the last 1,000 ids of a workflow are remembered), and returns at
+                once though the mailbox be full.
 
         Raises:
+            WorkflowEndedError: The workflow has ended, also while the message waited for room.
+            MailboxFullError: The mailbox is full and the workflow does not run (a run of `start_workflow` that is over); under
+                a supervisor it is waited for instead.
+            EncodeError: The body cannot be stored.
+        """
+        ...
+
+    async def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """As `message`, without waiting for room. Durable on return.
+
+        Raises:
+            MailboxFullError: The mailbox is full, or others wait already; nothing was sent.
             WorkflowEndedError: The workflow has ended.
             EncodeError: The body cannot be stored.
+        """
+        ...
+
+    @overload
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: None = None
+    ) -> Any: ...
+
+    @overload
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: type[T]
+    ) -> T: ...
+
+    @overload
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: UnionType
+    ) -> Any: ...
+
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
+    ) -> Any:
+        """Send a message and return what the workflow replies to it with `await message.complete(reply)`.
+
+        Durable on both sides: asking again with the same id, after a timeout, a cancellation or a restart of either side,
+        delivers nothing more, and returns the same reply, now or once it is there. The last 1,000 replies of a workflow are
+        kept, also after its end. Cancelled while it waits, the request stays sent.
+
+        Args:
+            name: Non-empty text of at most 512 bytes.
+            body: As of `message`.
+            timeout: Seconds, 0 or more, until it gives up, room in the mailbox included; `None` waits for ever.
+            id: The request's id; one is made unless given, and is in the `RequestTimeoutError`.
+            reply_type: What the reply is to be, as for an annotation: `reply_type=Answer`; plain data when left out.
+
+        Raises:
+            RequestTimeoutError: No reply came in time; ask again with its `request_id`.
+            RequestUnansweredError: The workflow ended without completing it.
+            WorkflowEndedError: The workflow had ended before it was sent.
+            NotARequestError: A message with this id was sent that was no request.
+            WorkflowSuspendedError: The run of `start_workflow` is over (in yield mode, when it waits); ask again once it has run.
+            ValueTypeError: The reply does not fit `reply_type`; it is kept.
+            EncodeError: The body cannot be stored.
+        """
+        ...
+
+    async def undelivered(self) -> tuple[Message[Any], ...]:
+        """The messages in the mailbox, oldest first: what waits to be read, or was left over when the workflow ended.
+
+        Activates nothing, and takes nothing out. What was read is in `history()`, completed or not.
         """
         ...
 

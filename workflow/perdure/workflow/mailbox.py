@@ -8,6 +8,9 @@
    a number below 0: whatever was read is older than what of its name still waits. Messages whose numbers are not known are
    given back latest read first. The rejected alternative, to renumber what waits, would rewrite the whole mailbox, and take
    numbers that messages which are out, in a branch of a race, may still return to.
+6. A message takes up room from the moment at which it gets its place until it is durable that it was read: what is on its
+   way counts, and a run that comes to nothing leaves no more behind than the limit allows. What is given back was inside
+   before, and goes back whether there is room or not.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from perdure.storage import Driver, layout
 from perdure.storage.schema import MailboxMessage, decode_message, encode_message
 from perdure.workflow.pending import Pending
 
-__all__ = ["DEDUP_MAX", "Letter", "Mailbox"]
+__all__ = ["DEDUP_MAX", "MAILBOX_LIMIT", "Letter", "Mailbox"]
 
 DEDUP_MAX: Final = 1000
 """How many of the senders' message ids a workflow remembers."""
+
+MAILBOX_LIMIT: Final = 1000
+"""How many messages a mailbox holds at most, unless another limit is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,14 @@ class Letter:
 
 
 class Mailbox:
-    """What waits to be read, by name, oldest first."""
+    """What waits to be read, by name, oldest first.
+
+    Attributes:
+        size: How many messages take up room: those that wait, those on their way in, and those read, until that is durable.
+    """
 
     def __init__(self, pending: Pending) -> None:
+        self.size: int = 0
         self._pending = pending
         self._by_name: dict[str, deque[Letter]] = {}
         self._count = 0
@@ -59,14 +70,17 @@ class Mailbox:
                 mailbox._in_front.add(sequence)
             else:
                 mailbox._next_sequence = sequence + 1
+        mailbox.size = len(mailbox)
         await mailbox._load_sequence(driver)
         return mailbox
 
     @classmethod
-    async def load_end(cls, driver: Driver, pending: Pending) -> Mailbox:
-        """Read no message, only where the next one goes; enough to send one."""
+    async def load_end(cls, driver: Driver, pending: Pending, *, limit: int) -> Mailbox:
+        """Read only where the next message goes, and whether there is room for it; enough to send one."""
         mailbox = cls(pending)
         await mailbox._load_sequence(driver)
+        if mailbox._next_sequence >= limit:  # fewer than that were ever sent, otherwise
+            mailbox.size = len(await driver.list(layout.MAILBOX_PREFIX))
         return mailbox
 
     async def _load_sequence(self, driver: Driver) -> None:
@@ -81,6 +95,11 @@ class Mailbox:
     def names(self) -> Iterable[str]:
         """The names of the messages that wait."""
         return self._by_name.keys()
+
+    @property
+    def has_known_ids(self) -> bool:
+        """Whether the senders' ids were read."""
+        return self._known_ids is not None
 
     async def load_known_ids(self, driver: Driver) -> None:
         """Read the senders' ids, once; `is_known` and `write` need them when a message has one."""
@@ -99,6 +118,7 @@ class Mailbox:
         """Give a message its place; it is durable with the next commit, and is then to be offered."""
         letter = Letter(self._next_sequence, message)
         self._next_sequence += 1
+        self.size += 1
         self._pending.put(layout.message_key(letter.sequence), encode_message(message))
         self._pending.put(layout.MAILBOX_SEQUENCE_KEY, layout.encode_u64(self._next_sequence))
         if remember:
@@ -119,6 +139,7 @@ class Mailbox:
                 if letter.message.id in message_ids:
                     self._remove(letter)
             self._count -= len(queue) - len(kept)
+            self.size -= len(queue) - len(kept)
             if kept:
                 self._by_name[name] = kept
             else:
@@ -138,6 +159,7 @@ class Mailbox:
         elif sequence < 0:
             self._in_front.add(sequence)
         letter = Letter(sequence, message)
+        self.size += 1
         self._pending.put_returned(layout.message_key(sequence), encode_message(message))
         return letter
 
@@ -161,7 +183,7 @@ class Mailbox:
     def take(self, names: Iterable[str] | None, count: int) -> list[Letter]:
         """Take up to `count` of the oldest messages of these names (`None`: of any) out of the mailbox.
 
-        Their removal is durable with the next commit.
+        Their removal is durable with the next commit; until `make_room` is told of it, they take up room.
         """
         taken: list[Letter] = []
         wanted = self._by_name.keys() if names is None else names
@@ -180,6 +202,15 @@ class Mailbox:
                 del self._by_name[name]
                 heapq.heappop(heads)
         return taken
+
+    def waiting(self) -> list[Letter]:
+        """What waits, oldest first."""
+        letters = [letter for queue in self._by_name.values() for letter in queue]
+        return sorted(letters, key=lambda letter: letter.sequence)
+
+    def make_room(self, count: int) -> None:
+        """The removal of so many messages that were taken is durable."""
+        self.size -= count
 
     def _remove(self, letter: Letter) -> None:
         self._in_front.discard(letter.sequence)

@@ -19,6 +19,9 @@ __all__ = ["Pending"]
 _REMEMBERED: Final = (layout.DEDUP_PREFIX, layout.SENT_PREFIX)
 """Before the ids of messages that came."""
 
+_MAIL: Final = (layout.MAILBOX_PREFIX, layout.REQUEST_OPEN_PREFIX, *_REMEMBERED)
+"""Before what is put when a message comes."""
+
 
 class Pending:
     """The puts and deletions that the next batch will carry.
@@ -156,4 +159,4 @@ class Pending:
 
 
 def _is_mail(key: bytes) -> bool:
-    return key == layout.MAILBOX_SEQUENCE_KEY or key.startswith((layout.MAILBOX_PREFIX, *_REMEMBERED))
+    return key == layout.MAILBOX_SEQUENCE_KEY or key.startswith(_MAIL)

@@ -69,10 +69,14 @@ async def run_queue_read(
             node = operation.create(MessageEntry(message.name, encode_read(message)), f"{read}:{index}")
             if scope.lane.is_raced and node.entry is not None:  # it may have to go back
                 activation.history.put_detail(node.entry.id, {"sequence": letter.sequence})
-            completion = Completion(operation, index, node, is_completable=is_completable, is_completed=False)
+            completion = Completion(
+                operation, index, message.id, node, is_completable=is_completable, is_completed=False
+            )
             read_letters.append((message, completion))
         operation.create(MessageEntry(f"{label}:count", encode_value(len(letters))), f"{read}:count")
         await activation.commit()
+        if letters:
+            activation.make_room(len(letters))
         return [
             _message(converter, message.id, message.name, decode_value(message.body), message.sent_at_ms, completion)
             for message, completion in read_letters
@@ -128,7 +132,7 @@ def _replay(
             )
         read = decode_read(found[2], path)
         completion = Completion(
-            operation, index, found[0], is_completable=is_completable, is_completed=read.is_completed
+            operation, index, read.id, found[0], is_completable=is_completable, is_completed=read.is_completed
         )
         reads.append((read, completion))
     return [

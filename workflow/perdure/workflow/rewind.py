@@ -44,9 +44,9 @@ from perdure.workflow.deadline import lift_if_passed
 from perdure.workflow.errors import InvalidArgumentError, RewindError
 from perdure.workflow.history import History, Node, Path, order_of_creation
 from perdure.workflow.mailbox import Mailbox
+from perdure.workflow.post import check_clock, turn_of
 from perdure.workflow.reads import finished_reads, held_messages
 from perdure.workflow.recover import reopened_branches
-from perdure.workflow.run import check_clock, turn_of
 from perdure.workflow.scope import is_of_queue_read
 from perdure.workflow.snapshot import snapshot_of
 from perdure.workflow.states import WorkflowEvent

@@ -1,11 +1,10 @@
-"""Running one workflow on one driver: `run_workflow`, `start_workflow`, `send_message`."""
+"""Running one workflow on one driver: `run_workflow`, `start_workflow`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -16,7 +15,7 @@ from perdure.workflow.checks import check_driver, check_methods, check_time_ms, 
 from perdure.workflow.children import children_of
 from perdure.workflow.clock import Clock, SystemClock
 from perdure.workflow.context import Context
-from perdure.workflow.control import cancel, recover, send, wake
+from perdure.workflow.control import cancel, recover, wake
 from perdure.workflow.definition import Workflow, definition_of
 from perdure.workflow.errors import (
     ErrorInfo,
@@ -29,16 +28,19 @@ from perdure.workflow.handle import WorkflowHandle
 from perdure.workflow.history import History
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.ids import IdGenerator
+from perdure.workflow.local_site import LocalSite
+from perdure.workflow.mailbox import MAILBOX_LIMIT
+from perdure.workflow.post import check_clock
 from perdure.workflow.snapshot import error_of, history_entries
 from perdure.workflow.states import WorkflowState
 from perdure.workflow.typed import decode_output
-from perdure.workflow.types import ANY_MESSAGE, ChildInfo, HistoryEntry, RunMode, WorkflowResult
+from perdure.workflow.types import ANY_MESSAGE, ChildInfo, HistoryEntry, Message, RunMode, WorkflowResult
 from perdure.workflow.waits import Wait
 
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
 
-__all__ = ["check_clock", "ending_error", "run_workflow", "send_message", "start_workflow", "turn_of"]
+__all__ = ["ending_error", "run_workflow", "start_workflow"]
 
 
 async def run_workflow(
@@ -148,12 +150,6 @@ def _birth(deadline: float | datetime | None, clock: Clock) -> Birth:
     return Birth(deadline_ms=check_time_ms(deadline, "deadline", clock.now_ms()))
 
 
-def check_clock(clock: object) -> None:
-    """A clock, or none."""
-    if clock is not None:
-        check_methods(clock, ("now_ms", "wait_until_ms"), "clock", "SystemClock()")
-
-
 def ending_error(activation: Activation) -> WorkflowFailedError | WorkflowCancelledError | None:
     """The error with which an ended workflow's result is awaited, if it has one."""
     history = activation.history
@@ -184,57 +180,6 @@ def _message_names(wait: Wait) -> tuple[str, ...] | None:
     if wait.names is None:
         return ANY_MESSAGE
     return tuple(sorted(wait.names)) or None
-
-
-async def send_message(
-    driver: Driver, name: str, body: object, *, id: str | None = None, clock: Clock | None = None
-) -> None:
-    """Append a message to the mailbox of a workflow that nothing is running; durable on return.
-
-    Several tasks may send at once through one driver. Also arms the workflow's alarm for now, so that a host that looks at
-    alarms runs it.
-
-    Args:
-        driver: The workflow's namespace.
-        name: The message's name, non-empty text of at most 512 bytes.
-        body: What a step could return, or an instance of a dataclass, an enum, an attrs or a pydantic class.
-        id: Sending the same id again delivers nothing (the last 1,000 ids are remembered).
-        clock: Where the time comes from; the system's clock unless given.
-
-    Raises:
-        WorkflowEndedError: The workflow is terminal.
-        EncodeError: The body cannot be stored.
-        StorageError: It is not known to be stored.
-    """
-    check_driver(driver)
-    check_clock(clock)
-    async with turn_of(driver):
-        activation = await Activation.load_for_mail(driver, clock=clock)
-        await send(activation, name, body, message_id=id)
-
-
-class _Turn:
-    def __init__(self) -> None:
-        self.lock = trio.Lock()
-        self.users = 0
-
-
-_turns: Final[dict[int, _Turn]] = {}
-
-
-@asynccontextmanager
-async def turn_of(driver: Driver) -> AsyncGenerator[None]:
-    """One at a time of those who write to what nothing runs: two senders would find the same place in the mailbox free."""
-    key = id(driver)  # not used again while a sender holds the driver
-    turn = _turns.setdefault(key, _Turn())
-    turn.users += 1
-    try:
-        async with turn.lock:
-            yield
-    finally:
-        turn.users -= 1
-        if turn.users == 0:
-            del _turns[key]
 
 
 async def start_workflow(
@@ -280,15 +225,18 @@ class _LocalHandle:
     ) -> None:
         self._nursery = nursery
         self._definition = definition
-        self._activation = activation
         self._mode: RunMode = mode
         self._hooks = hooks
         self._stopped = trio.Event()
         self._error: BaseException | None = None
+        self._site = LocalSite(self._usable)
+        self._desk = self._site.desk
+        self._take_over(activation)
 
     def start(self) -> None:
         self._stopped = trio.Event()
         self._error = None
+        self._site.open()
         self._nursery.start_soon(self._run, name=f"workflow {self.workflow_id!r}")
 
     async def _run(self) -> None:
@@ -299,6 +247,7 @@ class _LocalHandle:
             self._error = error
         finally:
             stopped.set()
+            self._site.close(self._activation, has_failed=self._error is not None)
 
     @property
     def workflow_id(self) -> str:
@@ -323,9 +272,22 @@ class _LocalHandle:
         return decode_output(self._definition.function, history.output)
 
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
-        """Put a message into the mailbox; durable on return."""
-        activation = await self._usable()
-        await send(activation, name, body, message_id=id)
+        """Put a message into the mailbox; durable on return. While the workflow runs here, it waits for room."""
+        await self._desk.post(self.workflow_id, name, body, id)
+
+    async def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """Put a message into the mailbox, if there is room; durable on return."""
+        await self._desk.post_nowait(self.workflow_id, name, body, id)
+
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
+    ) -> Any:
+        """Send a request, and wait for the reply while the workflow runs here."""
+        return await self._desk.request(self.workflow_id, name, body, timeout, id, reply_type)
+
+    async def undelivered(self) -> tuple[Message[Any], ...]:
+        """What is in the mailbox."""
+        return await self._desk.undelivered(self.workflow_id)
 
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs."""
@@ -343,8 +305,12 @@ class _LocalHandle:
             await self._stopped.wait()
             fresh = await self._load(faulty)
             if self._activation is faulty:
-                self._activation = fresh
+                self._take_over(fresh)
         return self._activation
+
+    def _take_over(self, activation: Activation) -> None:
+        self._activation = activation
+        self._desk.admitted(activation, self._definition.mailbox_limit or MAILBOX_LIMIT)
 
     async def _load(self, earlier: Activation) -> Activation:
         return await Activation.load(
@@ -362,7 +328,7 @@ class _LocalHandle:
         await self._stopped_if_failed()
         activation = await self._usable()
         if await recover(activation) and self._mode == "live":
-            self._activation = await self._load(self._activation)
+            self._take_over(await self._load(self._activation))
             self.start()
 
     async def _stopped_if_failed(self) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "HistoryEntry",
     "Message",
     "RaceResult",
+    "Reply",
     "RunMode",
     "SleepOutcome",
     "StepFailure",
@@ -74,7 +75,7 @@ class SleepOutcome(enum.StrEnum):
 
 
 class _Completable(Protocol):
-    async def complete(self) -> None: ...
+    async def complete(self, reply: object = None) -> None: ...
 
 
 class _Read:
@@ -108,8 +109,12 @@ class Message(_Read, Generic[Any_co]):
         object.__setattr__(message, "_completion", completion)
         return message
 
-    async def complete(self) -> None:
+    async def complete(self, reply: object = None) -> None:
         """Record that the message was dealt with, if it was read with `completable=True`; durable on return.
+
+        To whoever asked with `handle.request` it also replies: with this value, or `None`. The reply is durable with the
+        completion, and only the first one counts. To a message that is no request there is nobody to reply to, and a reply
+        is passed over.
 
         Until then it counts as not dealt with: each run hands it to the code again, since it is in history, and when its
         read is forgotten (its branch lost a race, or the workflow is replayed from an earlier step) it goes back into the
@@ -120,9 +125,14 @@ class Message(_Read, Generic[Any_co]):
         `trio.from_thread.run(message.complete)`). A checkpoint; cancellation before it begins leaves the message as it
         was, afterwards it is not interrupted.
 
+        Args:
+            reply: What a step could return; also an instance of a dataclass, an enum, an attrs or a pydantic class, which is
+                sent as plain data.
+
         Raises:
             MessageCompletedError: It was completed before in this run. A fault, like the next.
             MisuseError: It was read without `completable=True`, its read is over and forgotten, or no read returned it.
+            EncodeError: The reply cannot be stored; the message is not completed.
         """
         try:
             completion = self._completion
@@ -131,7 +141,18 @@ class Message(_Read, Generic[Any_co]):
                 f"message {self.id!r} is not one that ctx.queue returned, but made or copied by other code; complete the one "
                 "that was read"
             ) from None
-        await completion.complete()
+        await completion.complete(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[Any_co]):
+    """The reply to a request, as `read_reply` gives it; its parameter is the type of the value.
+
+    Attributes:
+        value: What the workflow replied, as the `reply_type=` that was asked for.
+    """
+
+    value: Any_co
 
 
 @dataclass(frozen=True, slots=True)

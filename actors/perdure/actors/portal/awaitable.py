@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.actors.portal.overseeing import AsyncioOverseer
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
-from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
+from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, Message, WorkflowHandle, WorkflowState
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncioHandle", "AsyncioScheduleHandle", "AsyncioSupervisor"]
 
+T = TypeVar("T")
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
 if TYPE_CHECKING:
@@ -56,6 +58,37 @@ class AsyncioHandle(Generic[Output_co]):
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the workflow's mailbox. Durable on return."""
         await self._thread.call_async(lambda: self._handle.message(name, body, id=id))
+
+    async def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """The same, except that a full mailbox is a `MailboxFullError`."""
+        await self._thread.call_async(lambda: self._handle.message_nowait(name, body, id=id))
+
+    @overload
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: None = None
+    ) -> Any: ...
+
+    @overload
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: type[T]
+    ) -> T: ...
+
+    @overload
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: UnionType
+    ) -> Any: ...
+
+    async def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
+    ) -> Any:
+        """Send a message and return what the workflow replies to it."""
+        return await self._thread.call_async(
+            lambda: self._handle.request(name, body, timeout=timeout, id=id, reply_type=reply_type)
+        )
+
+    async def undelivered(self) -> tuple[Message[Any], ...]:
+        """The messages in the mailbox, oldest first."""
+        return await self._thread.call_async(lambda: self._handle.undelivered())
 
     async def wake(self) -> None:
         """End every pending sleep and retry backoff now. Durable on return."""

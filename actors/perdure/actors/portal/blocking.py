@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.actors.portal.overseeing import BlockingOverseer
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
 from perdure.actors.supervisor import WorkflowLike
-from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, WorkflowHandle, WorkflowState
+from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, Message, WorkflowHandle, WorkflowState
 from perdure.workflow.checks import check_duration
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockingHandle", "BlockingScheduleHandle", "BlockingSupervisor"]
 
+T = TypeVar("T")
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
 if TYPE_CHECKING:
@@ -63,6 +65,37 @@ class BlockingHandle(Generic[Output_co]):
         After a `TimeoutError` (`timeout` is in seconds) it may have been sent all the same: give an `id` and send it again.
         """
         self._thread.call(lambda: self._handle.message(name, body, id=id), timeout=_check_timeout(timeout))
+
+    def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
+        """The same, except that a full mailbox is a `MailboxFullError`."""
+        self._thread.call(lambda: self._handle.message_nowait(name, body, id=id))
+
+    @overload
+    def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: None = None
+    ) -> Any: ...
+
+    @overload
+    def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: type[T]
+    ) -> T: ...
+
+    @overload
+    def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: UnionType
+    ) -> Any: ...
+
+    def request(
+        self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
+    ) -> Any:
+        """Send a message and return what the workflow replies to it."""
+        return self._thread.call(
+            lambda: self._handle.request(name, body, timeout=timeout, id=id, reply_type=reply_type)
+        )
+
+    def undelivered(self) -> tuple[Message[Any], ...]:
+        """The messages in the mailbox, oldest first."""
+        return self._thread.call(lambda: self._handle.undelivered())
 
     def wake(self) -> None:
         """End every pending sleep and retry backoff now. Durable on return."""
