@@ -8,7 +8,7 @@ export PYTHON
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kill9 reference lint types scenarios bench env clean distclean
+.PHONY: help demo test kill9 soak reference lint types scenarios bench env clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,11 @@ test: ## Run the tests under the oldest and the newest supported Python here
 
 kill9: ## Kill a process with 150 workflows again and again until all have ended, and check (ARGS="--seed 7")
 	@tools/setup.sh .venv run $(PYTHON)
-	$(python) tests/crash/kill9.py --workflows 150 --seed 1 $(ARGS)
+	$(python) tests/soak/soak.py --workflows 150 --deaths 20 --life 1 --max-live 20 --seed 1 $(ARGS)
+
+soak: ## The same with 1,000 workflows, for some minutes (ARGS="--minutes 60", ARGS="--seed 7")
+	@tools/setup.sh .venv run $(PYTHON)
+	$(python) tests/soak/soak.py $(ARGS)
 
 reference: ## Run this engine and the reference engine by turns on the same bytes (needs node and npm)
 	@tools/setup.sh .venv test $(PYTHON)

@@ -1,0 +1,83 @@
+"""What the soak does with each workflow, from a seed alone: the same seed gives the same plan in every process.
+
+Nothing here knows the time, the store or the supervisor.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SENDERS", "Plan", "message_id", "plan_of", "workflow_id"]
+
+SENDERS = ("a", "b")
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of one workflow. Durations in seconds.
+
+    Attributes:
+        number: Which workflow.
+        delay_s: How long after the start of a process its clients begin.
+        messages: How many messages each sender sends.
+        naps: After how many messages it sleeps, and for how long; an hour is ended by a wake.
+        pause_s: How long a sender waits before each message.
+        acts: What a third client does meanwhile, in order: `wake`, `evict`, `look`, `pause`, `recover` or `cancel`.
+    """
+
+    number: int
+    delay_s: float
+    messages: int
+    naps: dict[int, float]
+    pause_s: float
+    acts: tuple[str, ...]
+
+    @property
+    def reads(self) -> int:
+        """How many messages the workflow reads."""
+        return self.messages * len(SENDERS)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it is to be cancelled."""
+        return "cancel" in self.acts
+
+    def input(self) -> dict[str, Any]:
+        """What the workflow is given."""
+        return {"number": self.number, "reads": self.reads, "naps": [list(nap) for nap in self.naps.items()]}
+
+
+def workflow_id(number: int) -> str:
+    """The id of a workflow of the soak."""
+    return f"soak-{number}"
+
+
+def message_id(number: int, sender: str, index: int) -> str:
+    """The id of a message."""
+    return f"{workflow_id(number)}/{sender}/{index}"
+
+
+def plan_of(seed: int, number: int, workflows: int) -> Plan:
+    """The plan of one of so many workflows."""
+    chance = random.Random(f"{seed}/{number}")
+    messages = chance.randint(1, 3)
+    naps = {
+        index: chance.choice((0.0, 0.01, 0.05, HOUR_S if chance.random() < 0.5 else 0.3))
+        for index in range(messages * len(SENDERS))
+        if chance.random() < 0.3
+    }
+    acts = [chance.choice(("wake", "evict", "look", "pause", "recover")) for _ in range(chance.randint(0, 4))]
+    if chance.random() < 0.12:
+        acts.append("cancel")
+    return Plan(
+        number=number,
+        delay_s=chance.uniform(0.0, 0.002 * workflows),
+        messages=messages,
+        naps=naps,
+        pause_s=chance.choice((0.0, 0.01, 0.1)),
+        acts=tuple(acts),
+    )

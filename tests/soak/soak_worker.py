@@ -1,0 +1,294 @@
+"""The process that is killed: `worker.py DIRECTORY OPTIONS` hosts the workflows of a soak and their clients until all have ended.
+
+1. The oracle is a file: a line for each effect, and for each thing that a client was told, written and synced before whoever
+   made it goes on. What is in it has happened, whatever else the killing took away.
+2. What was acknowledged is never asked for again; what was not is asked for again, under the same id.
+3. Few workflows are live at once and idle ones leave memory at once, so most of what happens meets a workflow that is
+   arriving, leaving or away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+from soak_plans import SENDERS, Plan, message_id, plan_of, workflow_id
+
+from perdure.actors import Supervisor, open_supervisor
+from perdure.storage import FileStore, ValueContext
+from perdure.workflow import (
+    Break,
+    Context,
+    Continue,
+    StepInterruptedError,
+    WorkflowCancelledError,
+    WorkflowEndedError,
+    WorkflowFailedError,
+    WorkflowHandle,
+    WorkflowState,
+    current_step,
+    workflow,
+)
+
+__all__ = ["Line", "Options", "Oracle", "SoakCodec", "read_lines", "soak"]
+
+
+class Options(NamedTuple):
+    """What a soak is made of."""
+
+    workflows: int
+    seed: int
+    max_live: int
+    idle_timeout: float
+    is_coded: bool
+
+
+class Line(NamedTuple):
+    """One line of the oracle: what happened, to which workflow, and the rest."""
+
+    what: str
+    workflow_id: str
+    rest: tuple[str, ...]
+
+
+class Oracle:
+    """The file of what has happened."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = os.open(directory / "oracle", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def note(self, *words: object) -> None:
+        """Add a line; it is on disk on return."""
+        os.write(self._file, " ".join(map(str, words)).encode() + b"\n")
+        os.fdatasync(self._file)
+
+
+def read_lines(directory: Path) -> Iterator[Line]:
+    """All lines of the oracle."""
+    path = directory / "oracle"
+    for text in path.read_text().splitlines() if path.exists() else ():
+        what, workflow_id, *rest = text.split()
+        yield Line(what, workflow_id, tuple(rest))
+
+
+class SoakCodec:
+    """A codec that hides nothing and sees every change, of data and of place."""
+
+    overhead_bytes = 8
+
+    def encode(self, data: bytes, context: ValueContext) -> bytes:
+        return self._tag(data, context) + data[::-1]
+
+    def decode(self, data: bytes, context: ValueContext) -> bytes:
+        plain = data[:7:-1]
+        if self._tag(plain, context) != data[:8]:
+            raise ValueError("the tag is wrong")
+        return plain
+
+    def _tag(self, data: bytes, context: ValueContext) -> bytes:
+        return sha256(f"{context.workflow_id}/{context.kind}".encode() + data).digest()[:8]
+
+
+oracle: Oracle
+
+
+def effect(name: str) -> str:
+    """Something that happens in the world: it is in the oracle, under a word of its own, when this returns."""
+    info = current_step()
+    token = os.urandom(8).hex()
+    oracle.note("effect", info.workflow_id, name, info.idempotency_key, token)
+    return token
+
+
+async def slow_effect(name: str) -> str:
+    await trio.sleep(0.01)
+    token = effect(name)
+    await trio.sleep(0.005)
+    return token
+
+
+async def shaky(name: str) -> str:
+    token = await slow_effect(name)
+    if current_step().attempt == 1:
+        raise OSError("not the first time")
+    return token
+
+
+@workflow(name="soak")
+async def soak(ctx: Context, plan: dict[str, Any]) -> dict[str, Any]:
+    """Steps of every kind, messages, naps, a join, a race and a loop; the result is what each gave."""
+    naps = dict(map(tuple, plan["naps"]))
+    tokens = {"prepare": await ctx.step("prepare", slow_effect, "prepare")}
+    tokens["shaky"] = await ctx.step("shaky", shaky, "shaky", retry_backoff_base=0.02)
+    tokens["thread"] = await ctx.step("thread", effect, "thread")
+    try:
+        tokens["charge"] = await ctx.step("charge", slow_effect, "charge", at_most_once=True)
+    except StepInterruptedError:
+        tokens["charge"] = "interrupted"
+    bodies: list[Any] = []
+    for index in range(plan["reads"]):
+        message = await ctx.queue.next(f"m{index}", names=["go"])
+        bodies.append(message.body)
+        tokens[f"handle-{index}"] = await ctx.step(f"handle-{index}", slow_effect, f"handle-{index}")
+        if index in naps:
+            await ctx.sleep(f"nap-{index}", naps[index])
+
+    async def left(ctx: Context) -> str:
+        await ctx.sleep("rest", 0.02)
+        return await ctx.step("left", slow_effect, "left")
+
+    async def right(ctx: Context) -> str:
+        return await ctx.step("right", slow_effect, "right")
+
+    tokens |= await ctx.join("both", {"left": left, "right": right})
+
+    async def loser(ctx: Context) -> str:
+        await ctx.step("loser", slow_effect, "loser")
+        await ctx.sleep("too long", 3600)
+        return "never"
+
+    async def quick(ctx: Context) -> str:
+        return await ctx.step("quick", slow_effect, "quick")
+
+    raced = await ctx.race("first", {"quick": quick, "loser": loser})
+    tokens["raced"] = raced.value
+
+    async def turn(ctx: Context, number: int) -> Continue[int] | Break[int]:
+        await ctx.step("turn", slow_effect, f"turn-{number}")
+        return Continue(number + 1) if number < 2 else Break(number + 1)
+
+    turns = await ctx.loop("turns", turn, 0, history_prune_interval=1)
+    return {"number": plan["number"], "bodies": bodies, "tokens": tokens, "winner": raced.winner, "turns": turns}
+
+
+class Clients:
+    """The clients of one workflow.
+
+    Args:
+        supervisor: Where it is.
+        plan: What they do.
+        told: What earlier processes' clients were told of it.
+    """
+
+    def __init__(self, supervisor: Supervisor, plan: Plan, told: set[tuple[str, ...]]) -> None:
+        self._supervisor = supervisor
+        self._plan = plan
+        self._told = told
+        self._id = workflow_id(plan.number)
+
+    async def run(self) -> None:
+        """Start it, send it messages, do what else the plan says, and wait for its end."""
+        if ("ended",) in self._told:
+            return
+        await trio.sleep(self._plan.delay_s)
+        handle = await self._handle()
+        async with trio.open_nursery() as nursery:
+            for sender in SENDERS:
+                nursery.start_soon(self._send, handle, sender)
+            nursery.start_soon(self._act, handle)
+        await self._await_end(handle)
+
+    async def _handle(self) -> WorkflowHandle:
+        if ("spawned",) in self._told:
+            return await self._supervisor.get(self._id)
+        handle: WorkflowHandle = await self._supervisor.spawn(soak, self._id, self._plan.input())
+        self._note("spawned")
+        return handle
+
+    async def _send(self, handle: WorkflowHandle, sender: str) -> None:
+        for index in range(self._plan.messages):
+            if {("sent", sender, str(index)), ("refused", sender, str(index))} & self._told:
+                continue
+            await trio.sleep(self._plan.pause_s)
+            try:
+                await handle.message("go", [sender, index], id=message_id(self._plan.number, sender, index))
+            except WorkflowEndedError:
+                self._note("refused", sender, index)
+            else:
+                self._note("sent", sender, index)
+
+    async def _act(self, handle: WorkflowHandle) -> None:
+        for index, act in enumerate(self._plan.acts):
+            if ("did", str(index)) in self._told:
+                continue
+            await trio.sleep(0.05)
+            match act:
+                case "pause":
+                    await trio.sleep(0.2)
+                case "look":
+                    await handle.get_state()
+                    await handle.history()
+                case "cancel":
+                    await handle.cancel()
+                    if await handle.get_state() is WorkflowState.CANCELLED:
+                        self._note("cancelled")
+                case _:
+                    await getattr(handle, act)()
+            self._note("did", index)
+
+    async def _await_end(self, handle: WorkflowHandle) -> None:
+        patience_s = 0.5
+        while True:
+            try:
+                with trio.move_on_after(patience_s):
+                    await handle.result()
+                    break
+            except WorkflowCancelledError:
+                break
+            except WorkflowFailedError as error:
+                if error.name != "CrashLoopError":
+                    self._note("failed", error.name)
+                    break
+                self._note("looped")  # killed at every step it began, ten times in a row: as it has to be
+                await handle.recover()
+            else:
+                patience_s = min(5.0, 1.5 * patience_s)
+                await handle.wake()  # it may be in a nap of an hour
+        self._note("ended")
+
+    def _note(self, what: str, *rest: object) -> None:
+        oracle.note(what, self._id, *rest)
+
+
+async def serve(directory: Path, options: Options) -> None:
+    told: dict[str, set[tuple[str, ...]]] = {}
+    for line in read_lines(directory):
+        if line.what != "effect":
+            told.setdefault(line.workflow_id, set()).add((line.what, *line.rest))
+    store = FileStore(directory / "data", durability="full")
+    async with open_supervisor(
+        store,
+        [soak],
+        codec=SoakCodec() if options.is_coded else None,
+        **(
+            {"max_live": options.max_live, "idle_timeout": options.idle_timeout}
+            if "max_live" in __import__("inspect").signature(open_supervisor).parameters
+            else {}
+        ),
+        handle_signals=True,
+        grace=2.0,
+    ) as supervisor:
+        print("ready", flush=True)
+        async with trio.open_nursery() as nursery:
+            for number in range(options.workflows):
+                plan = plan_of(options.seed, number, options.workflows)
+                clients = Clients(supervisor, plan, told.get(workflow_id(number), set()))
+                nursery.start_soon(clients.run)
+
+
+def main() -> None:
+    global oracle
+    directory = Path(sys.argv[1])
+    oracle = Oracle(directory)
+    trio.run(serve, directory, Options(*json.loads(sys.argv[2])))
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    main()

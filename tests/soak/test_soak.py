@@ -1,0 +1,178 @@
+"""The soak in small, and that its checks see what they are there to see."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from soak_checks import Picture, check_keys, check_workflow, gather
+from soak_plans import Plan, message_id, plan_of
+from soak import campaign
+from soak_worker import Line, Options
+
+
+@pytest.mark.parametrize("is_coded", [False, True])
+def test_workflows_killed_at_random_until_finished_are_as_if_never_killed(tmp_path: Path, is_coded: bool) -> None:
+    """S18, S22, S27, S32, S33, S42, S43, S45, S47: in small; `make kill9` and `make soak` are larger."""
+    seed = random.randrange(1_000_000)
+    options = Options(workflows=15, seed=seed, max_live=4, idle_timeout=0.02, is_coded=is_coded)
+    report = campaign(tmp_path, options, deaths=5, life_s=0.4)
+    assert report.problems == [], f"seed {seed}"
+    assert report.killed + report.stopped > 2, f"seed {seed}: it was hardly killed at all"
+    assert report.effects >= 15 * 10 - 15 * report.cancelled, f"seed {seed}"
+
+
+def test_a_seed_gives_the_same_plan_in_every_process() -> None:
+    plans = [plan_of(7, number, 1000) for number in range(1000)]
+    assert plans == [plan_of(7, number, 1000) for number in range(1000)]
+    assert plans != [plan_of(8, number, 1000) for number in range(1000)]
+    assert {act for plan in plans for act in plan.acts} == {"wake", "evict", "look", "pause", "recover", "cancel"}
+    assert 50 < sum(plan.is_cancelled for plan in plans) < 200
+
+
+# The checks. A workflow as it should be, and one change of it or of what was seen for each thing that can be wrong.
+
+PLAN = Plan(number=1, delay_s=0.0, messages=1, naps={}, pause_s=0.0, acts=())
+NAMES = ["prepare", "shaky", "shaky", "thread", "charge", "handle-0", "handle-1", "left", "right", "quick",
+         "turn-0", "turn-1", "turn-2"]  # fmt: skip
+IDS = [message_id(1, "a", 0), message_id(1, "b", 0)]
+
+
+def lines_of() -> list[Line]:
+    told = [Line("spawned", "soak-1", ()), Line("sent", "soak-1", ("a", "0")), Line("sent", "soak-1", ("b", "0"))]
+    effects = [Line("effect", "soak-1", (name, f"key-{name}", f"{name}-{number}")) for number, name in enumerate(NAMES)]
+    return [*told, *effects, Line("ended", "soak-1", ())]
+
+
+def tokens() -> dict[str, str]:
+    return {name: f"{name}-{number}" for number, name in enumerate(NAMES)}
+
+
+def picture_of() -> Picture:
+    last = tokens()
+    returned = {name: last[name] for name in NAMES if not name.startswith(("turn", "quick"))} | {"raced": last["quick"]}
+    output = {"number": 1, "bodies": [["a", 0], ["b", 0]], "tokens": returned, "winner": "quick", "turns": 3}
+    steps: dict[tuple[str | int, ...], Any] = {(name,): last[name] for name in NAMES}
+    return Picture("completed", output, steps, [(IDS[0], ["a", 0]), (IDS[1], ["b", 0])])
+
+
+def problems_of(lines: list[Line], picture: Picture | None, plan: Plan = PLAN) -> list[str]:
+    seen = gather(lines)
+    return [*check_workflow(plan, seen["soak-1"], picture, deaths=0), *check_keys(seen.values())]
+
+
+def test_nothing_is_said_of_what_is_right() -> None:
+    assert problems_of(lines_of(), picture_of()) == []
+
+
+def without(what: str, *rest: str) -> list[Line]:
+    return [line for line in lines_of() if not (line.what == what and line.rest[: len(rest)] == rest)]
+
+
+def again(name: str, key: str | None = None) -> list[Line]:
+    *lines, ended = lines_of()
+    return [*lines, Line("effect", "soak-1", (name, key or f"key-{name}", "another")), ended]
+
+
+def output_with(**changes: Any) -> Picture:
+    picture = picture_of()
+    return replace(picture, output=picture.output | changes)
+
+
+WRONG: dict[str, tuple[str, list[Line], Picture | None]] = {
+    "gone": ("it is gone", lines_of(), None),
+    "not ended": ("it is sleeping", lines_of(), replace(picture_of(), state="sleeping")),
+    "cancelled by nobody": ("it is cancelled", lines_of(), replace(picture_of(), state="cancelled")),
+    "completed though cancelled": (
+        "it is completed",
+        [*lines_of(), Line("cancelled", "soak-1", ())],
+        picture_of(),
+    ),
+    "failed": ("it failed", [*lines_of(), Line("failed", "soak-1", ("E",))], picture_of()),
+    "started twice": ("acknowledged 2 times", [*lines_of(), Line("spawned", "soak-1", ())], picture_of()),
+    "end told twice": ("told 2 times", [*lines_of(), Line("ended", "soak-1", ())], picture_of()),
+    "message lost": (
+        "a/0 was acknowledged and is lost",
+        lines_of(),
+        replace(picture_of(), reads=[(IDS[1], ["b", 0])]),
+    ),
+    "message read twice": (
+        "is there 2 times",
+        lines_of(),
+        replace(picture_of(), reads=[*picture_of().reads, (IDS[0], ["a", 0])]),
+    ),
+    "message read and kept": ("is there 2 times", lines_of(), replace(picture_of(), waiting=[IDS[0]])),
+    "message from nobody": ("nobody sent message x", lines_of(), replace(picture_of(), waiting=["x"])),
+    "message refused and read": (
+        "was read, and refused",
+        [*without("sent", "a"), Line("refused", "soak-1", ("a", "0"))],
+        picture_of(),
+    ),
+    "message acknowledged twice": (
+        "acknowledged twice",
+        [*lines_of(), Line("sent", "soak-1", ("a", "0"))],
+        picture_of(),
+    ),
+    "another body": (
+        "bodies were read that were not sent",
+        lines_of(),
+        replace(output_with(bodies=[["a", 9], ["b", 0]]), reads=[(IDS[0], ["a", 9]), (IDS[1], ["b", 0])]),
+    ),
+    "run again": ("ran again after it was recorded", again("left"), picture_of()),
+    "charged twice": ("it was charged 2 times", again("charge"), picture_of()),
+    "several keys": ("had several keys", again("left", "another"), picture_of()),
+    "one key for two": ("several steps have the key key-left", again("right", "key-left"), picture_of()),
+    "effect after the end": (
+        "the effect left came after its end",
+        [*lines_of(), Line("effect", "soak-1", ("left", "key-left", "another"))],
+        picture_of(),
+    ),
+    "too many effects": (
+        "happened 4 times in 0 deaths",
+        [*again("left")[:-1], *2 * again("left")[-2:-1], Line("ended", "soak-1", ())],
+        picture_of(),
+    ),
+    "effect missing": ("what no effect left", without("effect", "left"), picture_of()),
+    "turn missing": (
+        "effects are missing: .'turn-1'.",
+        without("effect", "turn-1"),
+        replace(picture_of(), steps={}),
+    ),
+    "not retried": (
+        "was not retried",
+        [line for line in lines_of() if line.rest[2:] != ("shaky-1",)],
+        picture_of(),
+    ),
+    "another result": ("it returned", lines_of(), output_with(turns=2)),
+    "another token": ("it returned", lines_of(), output_with(tokens={**tokens(), "left": "x"})),
+    "too few reads": (
+        "it read 1 messages of 2",
+        without("sent", "b"),
+        replace(picture_of(), reads=picture_of().reads[:1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said(what: str) -> None:
+    said, lines, picture = WRONG[what]
+    problems = "\n".join(problems_of(lines, picture))
+    assert re.search(said, problems), problems
+
+
+def test_messages_of_one_sender_out_of_order_are_seen() -> None:
+    plan = replace(PLAN, messages=2)
+    first, second = message_id(1, "a", 0), message_id(1, "a", 1)
+    lines = [*lines_of(), Line("sent", "soak-1", ("a", "1"))]
+    picture = replace(picture_of(), reads=[(second, ["a", 1]), (first, ["a", 0]), (IDS[1], ["b", 0])])
+    assert any("in the order [1, 0]" in problem for problem in problems_of(lines, picture, plan))
+    waiting = replace(picture, reads=[(second, ["a", 1]), (IDS[1], ["b", 0])], waiting=[first])
+    assert any("in the order [1, 0]" in problem for problem in problems_of(lines, waiting, plan))
