@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from soak import campaign
 from soak_checks import Picture, check_keys, check_workflow, gather
 from soak_plans import Plan, message_id, plan_of
-from soak import campaign
 from soak_worker import Line, Options
 
 
