@@ -1,4 +1,4 @@
-"""The process that is killed: `soak_worker.py DIRECTORY OPTIONS` hosts the workflows of a soak and their clients until all have ended.
+"""The process that is killed: `soak_worker.py DIRECTORY OPTIONS` hosts a soak's workflows and clients until all have ended.
 
 1. The oracle is a file: a line for each effect, and for each thing that a client was told, written and synced before whoever
    made it goes on. What is in it has happened, whatever else the killing took away.
