@@ -29,12 +29,12 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from soak_checks import Picture, check_keys, check_workflow, gather
-from soak_plans import plan_of, workflow_id
+from soak_checks import Picture, check_child, check_keys, check_sink, check_workflow, gather
+from soak_plans import child_id, plan_of, sink_id, sinks_of, workflow_id
 from soak_worker import Options, SoakCodec, read_lines
 
 from perdure.storage import CodedStore, FileStore, NamespaceNotFoundError, Store, layout
-from perdure.storage.schema import decode_message
+from perdure.storage.schema import EntryStatus, decode_message
 from perdure.workflow import HistoryEntry, load_snapshot
 
 __all__ = ["Report", "SoakError", "campaign", "main"]
@@ -182,8 +182,9 @@ async def _pictures(directory: Path, options: Options) -> dict[str, Picture]:
     await store.acquire()
     try:
         found: dict[str, Picture] = {}
-        for number in range(options.workflows):
-            name = workflow_id(number)
+        sinks = [sink_id(number) for number in range(sinks_of(options.workflows))]
+        numbers = range(options.workflows)
+        for name in (*map(workflow_id, numbers), *map(child_id, numbers), *sinks):
             try:
                 found[name] = await _picture(store, name)
             except NamespaceNotFoundError:
@@ -204,13 +205,24 @@ async def _picture(store: Store, name: str) -> Picture:
         (entry for entry in snapshot.entries if entry.kind == "message" and not str(entry.path[-1]).endswith(":count")),
         key=_read_number,
     )
+    steps = [entry for entry in snapshot.entries if entry.kind == "step"]
     return Picture(
         state=snapshot.state.value,
         output=snapshot.output,
-        steps={entry.path: entry.data["output"] for entry in snapshot.entries if entry.kind == "step"},
+        steps={entry.path: entry.data["output"] for entry in steps if not _is_between(entry)},
         reads=[(entry.data["body"]["id"], entry.data["body"]["body"]) for entry in reads],
         waiting=waiting,
+        sent=sum(_is_between(entry) and _is_completed(entry) and str(entry.path[0]) != "call" for entry in steps),
     )
+
+
+def _is_between(entry: HistoryEntry) -> bool:
+    """Whether it records a message to another workflow, or a call of one."""
+    return str(entry.path[0]) == "call" or str(entry.path[0]).startswith("send-")
+
+
+def _is_completed(entry: HistoryEntry) -> bool:
+    return entry.metadata is not None and entry.metadata.status is EntryStatus.COMPLETED
 
 
 def _read_number(entry: HistoryEntry) -> int:
@@ -220,16 +232,24 @@ def _read_number(entry: HistoryEntry) -> int:
 def _check(report: Report, pictures: dict[str, Picture], directory: Path) -> None:
     options = report.options
     seen = gather(read_lines(directory))
+    senders: dict[str, dict[int, Picture]] = {}
     for number in range(options.workflows):
         plan = plan_of(options.seed, number, options.workflows)
         name = workflow_id(number)
         report.problems += check_workflow(plan, seen[name], pictures.get(name), deaths=report.lives)
+        child = child_id(number)
+        report.problems += check_child(plan, seen[child], pictures.get(child), pictures.get(name), deaths=report.lives)
+        if plan.sink is not None and name in pictures:
+            senders.setdefault(plan.sink, {})[number] = pictures[name]
         report.effects += len(seen[name].effects)
         report.repeated += len(seen[name].effects) - len({effect.name for effect in seen[name].effects})
         report.loops += seen[name].told["looped"]
+    for number in range(sinks_of(options.workflows)):
+        name = sink_id(number)
+        report.problems += check_sink(name, seen[name], pictures.get(name), senders.get(name, {}))
     report.problems += check_keys(seen.values())
     report.cancelled = sum(picture.state == "cancelled" for picture in pictures.values())
-    outputs = [picture.output for picture in pictures.values() if picture.output is not None]
+    outputs = [picture.output for picture in pictures.values() if isinstance(picture.output, dict)]
     report.interrupted = sum(output["tokens"]["charge"] == "interrupted" for output in outputs)
 
 

@@ -9,6 +9,8 @@ For every workflow:
 3. What a recorded step returned is the word that the last of its effects left in the oracle: once recorded, it never ran
    again. All effects of one step have one idempotency key, which no other step has. An at-most-once step has one effect.
 4. The result is made of just that. Nothing happened once somebody was told that it had ended.
+5. The workflow that it called has ended, and returned what it was told. What it sent to a sink is there once, in order, and
+   was read by the sink before that was told to stop; what is there without a record of it was on its way when it ended.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from soak_plans import SENDERS, Plan, message_id, workflow_id
+from soak_plans import NOTES, SENDERS, Plan, child_id, message_id, workflow_id
 from soak_worker import Line
 
-__all__ = ["Picture", "Seen", "check_keys", "check_workflow", "gather"]
+__all__ = ["Picture", "Seen", "check_child", "check_keys", "check_sink", "check_workflow", "gather"]
 
 IN_THREADS = {"thread"}
 TURNS = 3
@@ -37,6 +39,7 @@ class Picture:
         steps: What each recorded step returned, by path; `None` for one that failed.
         reads: The messages that it read, in order: id and body.
         waiting: The ids of the messages in its mailbox, in order.
+        sent: How many messages it has a record of having sent.
     """
 
     state: str
@@ -44,6 +47,7 @@ class Picture:
     steps: dict[tuple[str | int, ...], Any] = field(default_factory=dict[tuple["str | int", ...], Any])
     reads: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     waiting: list[str] = field(default_factory=list[str])
+    sent: int = 0
 
 
 @dataclass(slots=True)
@@ -101,6 +105,46 @@ def check_workflow(plan: Plan, seen: Seen, picture: Picture | None, *, deaths: i
     ]
     if picture.state == "completed":
         problems += _check_output(plan, seen, picture)
+    return [f"{name}: {problem}" for problem in problems]
+
+
+def check_child(plan: Plan, seen: Seen, picture: Picture | None, parent: Picture | None, *, deaths: int) -> list[str]:
+    """What is not as it must be with the workflow that one called; `picture` is `None` where there is none."""
+    name = child_id(plan.number)
+    is_called = parent is not None and parent.state == "completed" and plan.has_child
+    if picture is None:
+        return [f"{name}: it is gone"] if is_called else []
+    allowed = {"completed"} if is_called else {"completed", "cancelled"}
+    problems = [] if picture.state in allowed else [f"it is {picture.state}"]
+    problems += _check_effects(seen, picture, deaths)
+    if is_called and parent is not None and parent.output["tokens"].get("child") != picture.output:
+        problems.append(f"it returned {picture.output}, and its caller was told {parent.output['tokens'].get('child')}")
+    return [f"{name}: {problem}" for problem in problems]
+
+
+def check_sink(name: str, seen: Seen, picture: Picture | None, senders: dict[int, Picture]) -> list[str]:
+    """What is not as it must be with a sink; `senders` are those that send to it, by number."""
+    if picture is None:
+        return [f"{name}: it is gone"]
+    problems = [] if picture.state == "completed" else [f"it is {picture.state}"]
+    if (seen.told["spawned"], seen.told["ended"]) != (1, 1):
+        problems.append(f"its start and end were told {seen.told['spawned']} and {seen.told['ended']} times")
+    bodies = [body for _, body in picture.reads if body is not None]
+    if picture.waiting:
+        problems.append(f"messages wait: {picture.waiting}")
+    if picture.output != len(bodies):
+        problems.append(f"it counted {picture.output} messages, and read {len(bodies)}")
+    by_sender: dict[int, list[int]] = defaultdict(list)
+    for number, index in bodies:
+        by_sender[number].append(index)
+    for number in {*by_sender, *senders}:
+        arrived, sender = by_sender[number], senders.get(number)
+        if sender is None:
+            problems.append(f"{workflow_id(number)} does not send here")
+        elif arrived != list(range(len(arrived))) or not sender.sent <= len(arrived) <= NOTES:
+            problems.append(f"{workflow_id(number)} sent {sender.sent}, and what arrived is {arrived}")
+        elif sender.state != "completed" and len(arrived) > sender.sent + 1:
+            problems.append(f"{workflow_id(number)} ended at message {sender.sent}, and what arrived is {arrived}")
     return [f"{name}: {problem}" for problem in problems]
 
 
@@ -186,6 +230,8 @@ def _check_output(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
     last = {effect.name: effect.token for effect in seen.effects}
     expected: dict[str, Any] = {name: last.get(name) for name in _always_done(plan)}
     expected["charge"] = "interrupted" if tokens.get("charge") == "interrupted" else last.get("charge")
+    if plan.has_child:
+        expected["child"] = tokens.get("child")  # what the child returned is compared in `check_child`
     expected["raced"] = "never" if output.get("winner") == "loser" else last.get("quick")
     if tokens != expected:
         yield f"it returned {tokens}, where its effects were {expected}"
@@ -196,6 +242,8 @@ def _check_output(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
         "turns": TURNS,
     }:
         yield f"it returned {output}"
+    if picture.sent != (NOTES if plan.sink is not None else 0):
+        yield f"it has a record of {picture.sent} messages sent"
     if len(picture.reads) != plan.reads:
         yield f"it read {len(picture.reads)} messages of {plan.reads}"
     missing = {*_always_done(plan), *(f"turn-{turn}" for turn in range(TURNS))} - set(last)

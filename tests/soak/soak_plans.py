@@ -9,9 +9,12 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SENDERS", "Plan", "message_id", "plan_of", "workflow_id"]
+__all__ = ["NOTES", "SENDERS", "Plan", "child_id", "message_id", "plan_of", "sink_id", "sinks_of", "workflow_id"]
 
 SENDERS = ("a", "b")
+
+NOTES = 2
+"""How many messages a workflow that sends to a sink sends it."""
 
 HOUR_S = 3600.0
 
@@ -26,6 +29,8 @@ class Plan:
         messages: How many messages each sender sends.
         naps: After how many messages it sleeps, and for how long; an hour is ended by a wake.
         pause_s: How long a sender waits before each message.
+        sink: The workflow that it sends to, if it does.
+        has_child: Whether it calls another workflow.
         acts: What a third client does meanwhile, in order: `wake`, `evict`, `look`, `pause`, `recover` or `cancel`.
     """
 
@@ -34,6 +39,8 @@ class Plan:
     messages: int
     naps: dict[int, float]
     pause_s: float
+    sink: str | None
+    has_child: bool
     acts: tuple[str, ...]
 
     @property
@@ -48,12 +55,33 @@ class Plan:
 
     def input(self) -> dict[str, Any]:
         """What the workflow is given."""
-        return {"number": self.number, "reads": self.reads, "naps": [list(nap) for nap in self.naps.items()]}
+        return {
+            "number": self.number,
+            "reads": self.reads,
+            "naps": [list(nap) for nap in self.naps.items()],
+            "sink": self.sink,
+            "has_child": self.has_child,
+        }
 
 
 def workflow_id(number: int) -> str:
     """The id of a workflow of the soak."""
     return f"soak-{number}"
+
+
+def child_id(number: int) -> str:
+    """The id of the workflow that one calls, if it does."""
+    return f"{workflow_id(number)}.child"
+
+
+def sink_id(number: int) -> str:
+    """The id of a sink: a workflow to which others send."""
+    return f"sink-{number}"
+
+
+def sinks_of(workflows: int) -> int:
+    """How many sinks there are."""
+    return 1 + workflows // 25
 
 
 def message_id(number: int, sender: str, index: int) -> str:
@@ -79,5 +107,7 @@ def plan_of(seed: int, number: int, workflows: int) -> Plan:
         messages=messages,
         naps=naps,
         pause_s=chance.choice((0.0, 0.01, 0.1)),
+        sink=sink_id(number % sinks_of(workflows)) if chance.random() < 0.5 else None,
+        has_child=chance.random() < 0.4,
         acts=tuple(acts),
     )

@@ -13,14 +13,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import trio
-from soak_plans import SENDERS, Plan, message_id, plan_of, workflow_id
+from soak_plans import NOTES, SENDERS, Plan, child_id, message_id, plan_of, sink_id, sinks_of, workflow_id
 
-from perdure.actors import Supervisor, open_supervisor
+from perdure.actors import Supervisor, WorkflowNotFoundError, open_supervisor
 from perdure.storage import FileStore, ValueContext
 from perdure.workflow import (
     Break,
@@ -120,6 +122,23 @@ async def shaky(name: str) -> str:
     return token
 
 
+@workflow(name="child")
+async def child(ctx: Context, given: None) -> str:
+    """What another workflow calls."""
+    await ctx.sleep("nap", 0.02)
+    return await ctx.step("child", slow_effect, "child")
+
+
+@workflow(name="sink")
+async def sink(ctx: Context, given: None) -> int:
+    """What others send to, until it is told to stop."""
+    for index in count():
+        message = await ctx.queue.next(f"m{index}", names=["note", "stop"])
+        if message.name == "stop":
+            return index
+    raise AssertionError("it counts for ever")
+
+
 @workflow(name="soak")
 async def soak(ctx: Context, plan: dict[str, Any]) -> dict[str, Any]:
     """Steps of every kind, messages, naps, a join, a race and a loop; the result is what each gave."""
@@ -138,6 +157,12 @@ async def soak(ctx: Context, plan: dict[str, Any]) -> dict[str, Any]:
         tokens[f"handle-{index}"] = await ctx.step(f"handle-{index}", slow_effect, f"handle-{index}")
         if index in naps:
             await ctx.sleep(f"nap-{index}", naps[index])
+
+    if plan["sink"] is not None:
+        for index in range(NOTES):
+            await ctx.send(f"send-{index}", plan["sink"], "note", [plan["number"], index])
+    if plan["has_child"]:
+        tokens["child"] = await ctx.call("call", child, None, workflow_id=child_id(plan["number"]))
 
     async def left(ctx: Context) -> str:
         await ctx.sleep("rest", 0.02)
@@ -250,10 +275,30 @@ class Clients:
             else:
                 patience_s = min(5.0, 1.5 * patience_s)
                 await handle.wake()  # it may be in a nap of an hour
+        await self._await_child()
         self._note("ended")
+
+    async def _await_child(self) -> None:
+        """A workflow that was cancelled has its child cancelled afterwards, unless it never got as far as to call it."""
+        if self._plan.has_child:
+            with suppress(WorkflowNotFoundError, WorkflowCancelledError):
+                await (await self._supervisor.get(child_id(self._plan.number))).result()
 
     def _note(self, what: str, *rest: object) -> None:
         oracle.note(what, self._id, *rest)
+
+
+async def run_sink(supervisor: Supervisor, name: str, told: set[tuple[str, ...]], others: trio.Event) -> None:
+    """Tell a sink to stop once all others have ended, and wait for its end."""
+    if ("ended",) in told:
+        return
+    await others.wait()
+    handle = await supervisor.get(name)
+    if ("stopped",) not in told:
+        await handle.message("stop", id="stop")
+        oracle.note("stopped", name)
+    await handle.result()
+    oracle.note("ended", name)
 
 
 async def serve(directory: Path, options: Options) -> None:
@@ -264,22 +309,29 @@ async def serve(directory: Path, options: Options) -> None:
     store = FileStore(directory / "data", durability="full")
     async with open_supervisor(
         store,
-        [soak],
+        [soak, child, sink],
         codec=SoakCodec() if options.is_coded else None,
-        **(
-            {"max_live": options.max_live, "idle_timeout": options.idle_timeout}
-            if "max_live" in __import__("inspect").signature(open_supervisor).parameters
-            else {}
-        ),
+        max_live=options.max_live,
+        idle_timeout=options.idle_timeout,
         handle_signals=True,
         grace=2.0,
     ) as supervisor:
         print("ready", flush=True)
+        sinks = [sink_id(number) for number in range(sinks_of(options.workflows))]
+        for name in sinks:
+            if ("spawned",) not in told.get(name, set()):
+                await supervisor.spawn(sink, name)
+                oracle.note("spawned", name)
+        have_ended = trio.Event()
         async with trio.open_nursery() as nursery:
-            for number in range(options.workflows):
-                plan = plan_of(options.seed, number, options.workflows)
-                clients = Clients(supervisor, plan, told.get(workflow_id(number), set()))
-                nursery.start_soon(clients.run)
+            for name in sinks:
+                nursery.start_soon(run_sink, supervisor, name, told.get(name, set()), have_ended)
+            async with trio.open_nursery() as inner:
+                for number in range(options.workflows):
+                    plan = plan_of(options.seed, number, options.workflows)
+                    clients = Clients(supervisor, plan, told.get(workflow_id(number), set()))
+                    inner.start_soon(clients.run)
+            have_ended.set()
 
 
 def main() -> None:
