@@ -53,6 +53,11 @@ class Plan:
         """Whether it is to be cancelled."""
         return "cancel" in self.acts
 
+    @property
+    def needs_wakes(self) -> bool:
+        """Whether it sleeps for longer than anybody waits. No other is woken by hand, so that a wake that gets lost is seen."""
+        return HOUR_S in self.naps.values()
+
     def input(self) -> dict[str, Any]:
         """What the workflow is given."""
         return {

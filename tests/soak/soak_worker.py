@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,7 +259,7 @@ class Clients:
             self._note("did", index)
 
     async def _await_end(self, handle: WorkflowHandle) -> None:
-        patience_s = 0.5
+        patience_s = 0.5 if self._plan.needs_wakes else inf
         while True:
             try:
                 with trio.move_on_after(patience_s):
@@ -274,7 +275,7 @@ class Clients:
                 await handle.recover()
             else:
                 patience_s = min(5.0, 1.5 * patience_s)
-                await handle.wake()  # it may be in a nap of an hour
+                await handle.wake()
         await self._await_child()
         self._note("ended")
 
