@@ -31,6 +31,8 @@ class Plan:
         pause_s: How long a sender waits before each message.
         sink: The workflow that it sends to, if it does.
         has_child: Whether it calls another workflow.
+        is_left_alone: Whether nobody looks at it once all that was to be asked of it was; the catalog alone tells that it has
+            ended. Looking at a workflow would bring back one whose wake got lost.
         acts: What a third client does meanwhile, in order: `wake`, `evict`, `look`, `pause`, `recover` or `cancel`.
     """
 
@@ -41,6 +43,7 @@ class Plan:
     pause_s: float
     sink: str | None
     has_child: bool
+    is_left_alone: bool
     acts: tuple[str, ...]
 
     @property
@@ -55,7 +58,7 @@ class Plan:
 
     @property
     def needs_wakes(self) -> bool:
-        """Whether it sleeps for longer than anybody waits. No other is woken by hand, so that a wake that gets lost is seen."""
+        """Whether it sleeps for longer than anybody waits, and has to be woken."""
         return HOUR_S in self.naps.values()
 
     def input(self) -> dict[str, Any]:
@@ -114,5 +117,6 @@ def plan_of(seed: int, number: int, workflows: int) -> Plan:
         pause_s=chance.choice((0.0, 0.01, 0.1)),
         sink=sink_id(number % sinks_of(workflows)) if chance.random() < 0.5 else None,
         has_child=chance.random() < 0.4,
+        is_left_alone=chance.random() < 0.7 and HOUR_S not in naps.values(),
         acts=tuple(acts),
     )

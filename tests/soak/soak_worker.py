@@ -24,7 +24,7 @@ import trio
 from soak_plans import NOTES, SENDERS, Plan, child_id, message_id, plan_of, sink_id, sinks_of, workflow_id
 
 from perdure.actors import Supervisor, WorkflowNotFoundError, open_supervisor
-from perdure.storage import FileStore, ValueContext
+from perdure.storage import FileStore, Store, ValueContext
 from perdure.workflow import (
     Break,
     Context,
@@ -99,6 +99,8 @@ class SoakCodec:
 
 
 oracle: Oracle
+
+_TERMINAL = {state.value for state in WorkflowState if state.is_terminal}
 
 
 def effect(name: str) -> str:
@@ -198,12 +200,14 @@ class Clients:
 
     Args:
         supervisor: Where it is.
+        store: Its store.
         plan: What they do.
         told: What earlier processes' clients were told of it.
     """
 
-    def __init__(self, supervisor: Supervisor, plan: Plan, told: set[tuple[str, ...]]) -> None:
+    def __init__(self, supervisor: Supervisor, store: Store, plan: Plan, told: set[tuple[str, ...]]) -> None:
         self._supervisor = supervisor
+        self._store = store
         self._plan = plan
         self._told = told
         self._id = workflow_id(plan.number)
@@ -259,6 +263,8 @@ class Clients:
             self._note("did", index)
 
     async def _await_end(self, handle: WorkflowHandle) -> None:
+        if self._plan.is_left_alone:
+            await self._await_row()
         patience_s = 0.5 if self._plan.needs_wakes else inf
         while True:
             try:
@@ -278,6 +284,12 @@ class Clients:
                 await handle.wake()
         await self._await_child()
         self._note("ended")
+
+    async def _await_row(self) -> None:
+        row = await self._store.get_row(self._id)
+        while row is None or row.state not in _TERMINAL:
+            await trio.sleep(0.5)
+            row = await self._store.get_row(self._id)
 
     async def _await_child(self) -> None:
         """A workflow that was cancelled has its child cancelled afterwards, unless it never got as far as to call it."""
@@ -330,7 +342,7 @@ async def serve(directory: Path, options: Options) -> None:
             async with trio.open_nursery() as inner:
                 for number in range(options.workflows):
                     plan = plan_of(options.seed, number, options.workflows)
-                    clients = Clients(supervisor, plan, told.get(workflow_id(number), set()))
+                    clients = Clients(supervisor, store, plan, told.get(workflow_id(number), set()))
                     inner.start_soon(clients.run)
             have_ended.set()
 

@@ -39,7 +39,9 @@ def test_a_seed_gives_the_same_plan_in_every_process() -> None:
 
 # The checks. A workflow as it should be, and one change of it or of what was seen for each thing that can be wrong.
 
-PLAN = Plan(number=1, delay_s=0.0, messages=1, naps={}, pause_s=0.0, sink=None, has_child=False, acts=())
+PLAN = Plan(
+    number=1, delay_s=0.0, messages=1, naps={}, pause_s=0.0, sink=None, has_child=False, is_left_alone=False, acts=()
+)
 NAMES = ["prepare", "shaky", "shaky", "thread", "charge", "handle-0", "handle-1", "left", "right", "quick",
          "turn-0", "turn-1", "turn-2"]  # fmt: skip
 IDS = [message_id(1, "a", 0), message_id(1, "b", 0)]
