@@ -39,7 +39,7 @@ from perdure.workflow import HistoryEntry, load_snapshot
 
 __all__ = ["Report", "SoakError", "campaign", "main"]
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 60.0
 """A process that does nothing for longer than this, in seconds, hangs."""
 
 _TERMINATED = 128 + signal.SIGTERM

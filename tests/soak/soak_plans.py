@@ -6,6 +6,7 @@ Nothing here knows the time, the store or the supervisor.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,8 @@ class Plan:
 
     @property
     def needs_wakes(self) -> bool:
-        """Whether it sleeps for longer than anybody waits, and has to be woken."""
-        return HOUR_S in self.naps.values()
+        """Whether it has to be woken by hand."""
+        return needs_wakes(self.naps, self.acts)
 
     def input(self) -> dict[str, Any]:
         """What the workflow is given."""
@@ -70,6 +71,11 @@ class Plan:
             "sink": self.sink,
             "has_child": self.has_child,
         }
+
+
+def needs_wakes(naps: dict[int, float], acts: Sequence[str]) -> bool:
+    """Whether a workflow sleeps for longer than anybody waits; or is evicted, and stays away until it is asked for."""
+    return HOUR_S in naps.values() or "evict" in acts
 
 
 def workflow_id(number: int) -> str:
@@ -117,6 +123,6 @@ def plan_of(seed: int, number: int, workflows: int) -> Plan:
         pause_s=chance.choice((0.0, 0.01, 0.1)),
         sink=sink_id(number % sinks_of(workflows)) if chance.random() < 0.5 else None,
         has_child=chance.random() < 0.4,
-        is_left_alone=chance.random() < 0.7 and HOUR_S not in naps.values(),
+        is_left_alone=not needs_wakes(naps, acts) and chance.random() < 0.8,
         acts=tuple(acts),
     )
