@@ -1,91 +1,22 @@
 """A file store killed at any point of making, deleting and making again: the old result never comes back.
 
-The state of the directory is copied before and after every change that the store makes to it; each copy is what a killed
-process would have left behind. Each is then opened on the same start of the machine, where the catalog is trusted, and
-on another, where it is read again from the files; and all that once more for a process killed while it recovered.
+Each copy (`deaths.py`) is opened on the same start of the machine, where the catalog is trusted, and on another, where it is
+read again from the files; and all that once more for a process killed while it recovered.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from deaths import Deaths
 from file_stores import opened, read, spawn
 
 from perdure.storage import layout
-from perdure.storage import sqlite_image as image
-from perdure.storage.catalog import Catalog
 from perdure.storage.errors import NamespaceNotFoundError
 from perdure.storage.file_store import FileStore
-from perdure.storage.process_lock import ProcessLock
-
-CATALOG_WRITES = (
-    "put_rows", "put_file", "begin_delete", "finish_delete", "cancel_delete", "set_meta", "start", "finish", "move",
-    "settle", "mark", "clear_problem", "checkpoint", "close",
-)  # fmt: skip
-CHANGES: list[tuple[Any, str]] = [
-    *((os, name) for name in ("link", "rename", "replace", "unlink", "mkdir", "ftruncate", "pwrite")),
-    *((Catalog, name) for name in CATALOG_WRITES),
-    (image, "write_synced"),
-    (ProcessLock, "write_note"),
-]
-
-
-class Deaths:
-    """Copies of a directory, one for each point at which its process could have died."""
-
-    def __init__(self, data: Path, copies: Path) -> None:
-        self.data = data
-        self.copies = copies
-        self.phase = ""
-        self.found: list[tuple[str, Path]] = []
-        self._seen: set[tuple[str, frozenset[tuple[str, bytes]]]] = set()
-
-    def point(self) -> None:
-        """Copy the directory, unless nothing has changed since an earlier copy."""
-        if not self.data.exists():
-            return
-        content = frozenset(
-            (str(path.relative_to(self.data)), path.read_bytes()) for path in self.data.rglob("*") if path.is_file()
-        )
-        if (self.phase, content) not in self._seen:
-            self._seen.add((self.phase, content))
-            target = self.copies / str(len(self.found))
-            shutil.copytree(self.data, target)
-            self.found.append((self.phase, target))
-
-    @contextmanager
-    def watched(self) -> Generator[None, None, None]:
-        """Look at every change from here on."""
-        busy = False
-
-        def watch(change: Callable[..., Any]) -> Callable[..., Any]:
-            def changing(*arguments: Any, **options: Any) -> Any:
-                nonlocal busy
-                if busy:
-                    return change(*arguments, **options)
-                busy = True
-                self.point()
-                busy = False
-                try:
-                    return change(*arguments, **options)
-                finally:
-                    busy = True
-                    self.point()
-                    busy = False
-
-            return changing
-
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, name in CHANGES:
-                patch.setattr(owner, name, watch(getattr(owner, name)))
-            yield
 
 
 async def life(deaths: Deaths) -> None:

@@ -313,3 +313,22 @@ async def test_a_rebuild_that_was_interrupted_begins_anew(data: Path, monkeypatc
         rows = await store.list_rows()
         assert [found.workflow_id for found in rows] == sorted(WORKFLOWS)
         assert {found.created_at_ms for found in rows} == {1_000}
+
+
+async def test_what_was_never_checkpointed_is_not_taken_for_old(data: Path) -> None:
+    """S50: when a workflow changed last is when it was committed last, not when its file was made."""
+    copy = data.parent / "copy"
+    async with opened(data, commit_in="inline") as store:
+        await spawn(store, "order-1")
+        path = Path(store.path_of("order-1"))
+        os.utime(path, (1_000, 1_000))
+        driver = await store.open_driver("order-1")
+        os.utime(path, (1_000, 1_000))
+        await driver.set(b"key", b"1")
+        shutil.copytree(data, copy)
+        await driver.aclose()
+    (copy / "catalog.sqlite").unlink()
+    async with opened(copy) as store:
+        found = await store.get_row("order-1")
+        assert found is not None
+        assert found.updated_at_ms > 1_600_000_000_000

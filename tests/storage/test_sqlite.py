@@ -728,3 +728,17 @@ async def test_an_opener_that_finds_the_file_made_meanwhile_is_refused_as_the_se
         await SqliteDriver.open(path, create=True)
     (driver,) = first
     await driver.aclose()
+
+
+@pytest.mark.parametrize("commit_in", ["inline", "thread"])
+async def test_whether_there_is_anything_under_a_prefix_is_known_without_reading_it(path, commit_in):
+    driver = await SqliteDriver.open(path, create=True, commit_in=commit_in)
+    assert not await driver.has_any(b"")
+    await driver.set(b"\x15\x21\x14", bytes(500_000))
+    assert await driver.has_any(b"")
+    assert await driver.has_any(b"\x15\x21")
+    assert not await driver.has_any(b"\x15\x22")
+    assert not await driver.has_any(b"\xff\xff")
+    await driver.aclose()
+    with pytest.raises(DriverClosedError):
+        await driver.has_any(b"")

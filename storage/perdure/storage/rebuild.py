@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -28,8 +29,7 @@ from perdure.storage.catalog import Catalog, FileRecord
 from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.descriptors import OutOfDescriptorsError
 from perdure.storage.directory import DataDirectory
-from perdure.storage.errors import CorruptStoreError, DecodeError, PerdureError, StorageError
-from perdure.storage.keys import prefix_end
+from perdure.storage.errors import CorruptStoreError, DecodeError, PerdureError
 from perdure.storage.layout import (
     ALARM_KEY,
     ATTRIBUTES_KEY,
@@ -144,14 +144,14 @@ async def read_row(driver: SqliteDriver, path: Path, *, created_at_ms: int | Non
         StorageError: It cannot be read.
     """
     pairs = {key: value for key in ROW_KEYS if (value := await driver.get(key)) is not None}
-    mail_waiting = await _has_any(driver, MAILBOX_PREFIX)
+    mail_waiting = await driver.has_any(MAILBOX_PREFIX)
     changed_at_ms = _changed_at_ms(path)
     if created_at_ms is None:
         created_at_ms = changed_at_ms
     row = rebuild_row(pairs, mail_waiting=mail_waiting, created_at_ms=created_at_ms, updated_at_ms=changed_at_ms)
     name = parse_file_name(path.name)
     if row is None:
-        if await _has_any(driver, b""):
+        if await driver.has_any(b""):
             raise DecodeError(f"{path} names no workflow")
     elif name is None or name_stem(row.workflow_id) != name.stem:
         raise DecodeError(
@@ -161,22 +161,12 @@ async def read_row(driver: SqliteDriver, path: Path, *, created_at_ms: int | Non
 
 
 def _changed_at_ms(path: Path) -> int:
-    return path.stat().st_mtime_ns // 1_000_000
-
-
-async def _has_any(driver: SqliteDriver, prefix: bytes) -> bool:
-    """Whether any key starts with `prefix`, without reading what may be a mailbox of large messages."""
-    try:
-        connection = driver.database().conn
-    except StorageError:
-        # Another build of SQLite is under the driver; sqlite-utils cannot look through it.
-        return bool(await driver.list(prefix))
-    end = prefix_end(prefix)
-    if end is None:
-        return connection.execute("SELECT 1 FROM kv WHERE key >= ? LIMIT 1", (prefix,)).fetchone() is not None
-    return (
-        connection.execute("SELECT 1 FROM kv WHERE key >= ? AND key < ? LIMIT 1", (prefix, end)).fetchone() is not None
-    )
+    """When a namespace changed last, as far as its files say; never earlier than its last commit."""
+    # What was committed since the last checkpoint has changed the log only.
+    changed_ns = path.stat().st_mtime_ns
+    with suppress(FileNotFoundError):
+        changed_ns = max(changed_ns, Path(f"{path}-wal").stat().st_mtime_ns)
+    return changed_ns // 1_000_000
 
 
 @dataclass(slots=True)

@@ -206,6 +206,10 @@ class SqliteDriver:
         """
         return await self._run(self._namespace.list, prefix, self._reads)
 
+    async def has_any(self, prefix: bytes) -> bool:
+        """Whether any key starts with `prefix`; an empty one asks for any key. Reads no value. Raises as `get` does."""
+        return await self._run(self._namespace.has_any, prefix, self._reads)
+
     async def set(self, key: bytes, value: bytes) -> None:
         """Put one value. Raises as `batch` does."""
         await self.batch(Batch(puts=[(key, value)]))

@@ -37,6 +37,8 @@ __all__ = ["Namespace"]
 _GET: Final = "SELECT value FROM kv WHERE key = ?"
 _LIST: Final = "SELECT key, value FROM kv WHERE key >= ? AND key < ? ORDER BY key"
 _LIST_FROM: Final = "SELECT key, value FROM kv WHERE key >= ? ORDER BY key"
+_ANY: Final = "SELECT 1 FROM kv WHERE key >= ? AND key < ? LIMIT 1"
+_ANY_FROM: Final = "SELECT 1 FROM kv WHERE key >= ? LIMIT 1"
 _PUT: Final = "REPLACE INTO kv (key, value) VALUES (?, ?)"
 _DELETE: Final = "DELETE FROM kv WHERE key = ?"
 _DELETE_RANGE: Final = "DELETE FROM kv WHERE key >= ? AND key < ?"
@@ -106,6 +108,17 @@ class Namespace:
             if end is None:
                 return connection.execute(_LIST_FROM, (prefix,)).fetchall()
             return connection.execute(_LIST, (prefix, end)).fetchall()
+        except Exception as error:
+            self._read_failed(error, f"cannot read {self.path}")
+
+    def has_any(self, prefix: bytes) -> bool:
+        """Whether any key starts with `prefix`."""
+        connection = self.connection()
+        end = prefix_end(prefix)
+        try:
+            if end is None:
+                return connection.execute(_ANY_FROM, (prefix,)).fetchone() is not None
+            return connection.execute(_ANY, (prefix, end)).fetchone() is not None
         except Exception as error:
             self._read_failed(error, f"cannot read {self.path}")
 
