@@ -21,6 +21,7 @@ from perdure.actors import (
     Supervisor,
     SupervisorClosedError,
     UnregisteredWorkflowError,
+    WorkflowNotEndedError,
     WorkflowNotFoundError,
 )
 from perdure.actors.recurrence import moment_text
@@ -407,6 +408,46 @@ class TestMissed:
         async with disk.process(report, waiter):
             await trio.sleep(1)
             assert ids() == [run_id("s", 2)]
+
+
+class TestDeletion:
+    async def test_a_run_may_not_be_deleted_before_it_is_noted_as_made(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with disk.process(report) as supervisor:
+            await supervisor.schedule("s", report, every=HOUR)
+            own = supervisor._own  # pyright: ignore[reportPrivateUsage]
+            batches = 0
+            batch = own.batch
+
+            async def fail(given: Any) -> None:
+                nonlocal batches
+                batches += 1
+                if 1 < batches < 6:  # the first is the decision
+                    raise StorageError("the disk is full")
+                await batch(given)
+
+            monkeypatch.setattr(own, "batch", fail)
+            await trio.sleep(HOUR + 1)
+            assert ids() == [run_id("s", 1)]
+            with pytest.raises(WorkflowNotEndedError, match="is being made by its schedule"):
+                await supervisor.delete(run_id("s", 1))
+            await trio.sleep(60)
+            await supervisor.delete(run_id("s", 1))
+            await trio.sleep(60)
+            assert (await (await supervisor.get_schedule("s")).info()).active == ()
+        assert ids() == [run_id("s", 1)]
+
+    async def test_deleting_the_run_that_holds_up_a_schedule_lets_it_go_on(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        async with disk.process(waiter) as supervisor:
+            await supervisor.schedule("s", waiter, every=HOUR, overlap="queue")
+            await trio.sleep(2.5 * HOUR)
+            await (await supervisor.get(run_id("s", 1))).cancel()
+            await supervisor.delete(run_id("s", 1))
+            await trio.sleep(1)
+            assert ids() == [run_id("s", 1), run_id("s", 2)]
 
 
 class TestStorage:

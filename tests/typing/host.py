@@ -7,7 +7,7 @@ from typing import Any, assert_type
 
 import trio
 
-from perdure.actors import Supervisor
+from perdure.actors import ScheduleHandle, Supervisor
 from perdure.storage import Driver
 from perdure.workflow import (
     Context,
@@ -56,6 +56,12 @@ async def host(supervisor: Supervisor) -> None:
     assert_type(await supervisor.spawn(anything, "anything-1", 5), WorkflowHandle[None])
     assert_type(await supervisor.spawn("order", "order-2", {"sku": "a"}), WorkflowHandle[Any])
     assert_type(await supervisor.get("order-1"), WorkflowHandle[Any])
+    assert_type(await supervisor.schedule("daily", order, Order("a"), cron="0 9 * * *"), ScheduleHandle)
+    assert_type(await supervisor.schedule("hourly", plain, every=3600, overlap="queue"), ScheduleHandle)
+    assert_type(await supervisor.schedule("hourly", "order", {"sku": "a"}, every=3600), ScheduleHandle)
+    await supervisor.schedule("daily", order, 7, every=60)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    await supervisor.schedule("daily", plain, every=60, misfire="never")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
     handle = await supervisor.spawn(named, "named-1", Order("a"))
     assert_type(await handle.result(), list[Order])
     assert_type(await handle.get_output(), list[Order] | None)

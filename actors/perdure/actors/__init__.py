@@ -19,6 +19,7 @@ from perdure.actors.errors import (
 from perdure.actors.events import EventStream, WorkflowStateChanged
 from perdure.actors.faults import FaultedWorkflow
 from perdure.actors.handle import ActorHandle
+from perdure.actors.limits import WorkflowLimit
 from perdure.actors.listing import WorkflowInfo
 from perdure.actors.overseer import SupervisorStats
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo
@@ -43,6 +44,7 @@ __all__ = [
     "WorkflowInfo",
     "WorkflowLike",
     "WorkflowNotEndedError",
+    "WorkflowLimit",
     "WorkflowNotFoundError",
     "WorkflowStateChanged",
     "open_supervisor",

@@ -80,7 +80,7 @@ class AlarmWatch:
         try:
             while due := await self._store.find_due(self._clock.now_ms(), since_ms=since_ms, after=after, limit=_PAGE):
                 for row in due:
-                    if not residents.is_running(row.workflow_id):
+                    if not residents.is_running(row.workflow_id) and not residents.is_held(row):
                         await residents.dispatcher.recover(row.workflow_id)
                 since_ms, after = due[-1].next_wake_ms or 0, due[-1].workflow_id
         except BaseException:

@@ -221,6 +221,15 @@ class CatalogedDriver:
             await self._keeper.put(row)
             self.row = row
 
+    async def note_begun(self) -> None:
+        """See that the row says that the workflow has begun, before it does: limits count by that (`admission.py`)."""
+        if self.row.state == WorkflowState.PENDING.value:
+            row = replace(
+                self.row, state=WorkflowState.RUNNING.value, next_wake_ms=0, updated_at_ms=self._keeper.now_ms()
+            )
+            await self._keeper.put(row)
+            self.row = row
+
     def _move_later(self) -> None:
         standing, row = self._standing, self.row
         is_wanted = standing.state == _SLEEPING and self._wants_mail(standing)

@@ -4,7 +4,8 @@
    too when somebody asks for just it.
 2. It happens inside the workflow's gate, with no actor there: nobody can bring the workflow in, or make another under its
    id, before it is gone for good, and its row with it.
-3. Killed at any point, the workflow is there whole or gone for good (`Store.delete`); deleting it again finishes the rest.
+3. What would be made again is not deleted: a schedule's run, until it is noted as made.
+4. Killed at any point, the workflow is there whole or gone for good (`Store.delete`); deleting it again finishes the rest.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ class Removal:
                 row = await self._row(workflow_id)
             if row.problem is None and not is_removable(row):
                 raise _not_ended(row)
+            if self._residents.must_stay(workflow_id):
+                raise WorkflowNotEndedError(
+                    f"workflow {workflow_id!r} is being made by its schedule; delete it in a moment",
+                    workflow_id=workflow_id,
+                    state=row.state,
+                )
             gone = await self._try(workflow_id, lambda now: now.problem is not None or is_removable(now))
             if gone is None:
                 return
@@ -85,7 +92,7 @@ class Removal:
             if actor is not None:
                 return actor.stopped
             row = await self._keeper.get(workflow_id)
-            if row is None or not condition(row):
+            if row is None or not condition(row) or residents.must_stay(workflow_id):
                 return _PAST
             with trio.CancelScope(shield=True):
                 await self._keeper.delete(workflow_id)

@@ -24,6 +24,7 @@ from typing import Any
 import trio
 
 from perdure.actors.actor import Actor, hosted_actor
+from perdure.actors.admission import Admission
 from perdure.actors.catalog import TERMINAL, CatalogedDriver, CatalogKeeper
 from perdure.actors.deadlines import Deadlines
 from perdure.actors.dispatch import Dispatcher
@@ -92,12 +93,14 @@ class Residents:
         self.nursery: trio.Nursery | None = None
         self.asyncio: AsyncioThread = AsyncioThread()
         self.on_ended: Callable[[str], None] | None = None
+        self.is_starting: Callable[[str], bool] | None = None
         self.slots = Slots(max_live)
         self.passivation = Passivation(idle_timeout)
         self.dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
         self.restarts = Restarts(self.dispatcher.want)
         self.deadlines = Deadlines(clock, self.dispatcher.want)
         self.mail: MailDesk = MailDesk(self, mailbox_limit)
+        self.admission: Admission | None = None
         self._store = store
         self._keeper = keeper
         self._definitions = definitions
@@ -185,6 +188,10 @@ class Residents:
                 if not place.is_owned:
                     place.give_back()
 
+    def is_held(self, row: CatalogRow) -> bool:
+        """Whether a workflow that the catalog says is due waits for its turn among those of its type."""
+        return self.admission is not None and self.admission.holds_row(row)
+
     def is_running(self, workflow_id: str) -> bool:
         """Whether the workflow's function was begun, and keeps its own time; being looked at is not enough."""
         actor = self.live.get(workflow_id)
@@ -211,8 +218,10 @@ class Residents:
                 workflow_id,
                 extra={"workflow_id": workflow_id},
             )
+            self._note_unusable(workflow_id)
             self._announce(workflow_id)
         except Exception as error:
+            self._note_unusable(workflow_id)
             self._note_trouble(workflow_id, error)
 
     def want(self, workflow_id: str) -> None:
@@ -336,7 +345,13 @@ class Residents:
         self.troubles.clear_of(workflow_id)
         self.restarts.forget(workflow_id)
         self.mail.not_found(workflow_id)
+        if self.on_ended is not None:
+            self.on_ended(workflow_id)
         self._announce(workflow_id)
+
+    def must_stay(self, workflow_id: str) -> bool:
+        """Whether it may not be deleted, as it would be made again: a schedule's run of which that is not noted yet."""
+        return self.is_starting is not None and self.is_starting(workflow_id)
 
     def _announce(self, workflow_id: str) -> None:
         arrival = self._arrivals.pop(workflow_id, None)
@@ -465,6 +480,8 @@ class Residents:
         try:
             if not actor.can_run:
                 self._note_unregistered(actor)
+            elif self._is_held(actor):
+                pass  # it is woken when its turn comes
             elif not self.is_closing and (place := self._place_nowait()) is not None:
                 try:
                     await self._start(actor, place)
@@ -483,9 +500,12 @@ class Residents:
         workflow_id = actor.workflow_id
         if not actor.can_run:
             self._note_unregistered(actor)
+            self._note_undue(actor)
             return
-        if self.is_closing or self.nursery is None:
+        if self.is_closing or self.nursery is None or self._is_held(actor):
             return
+        if self.admission is not None and self.admission.is_limited(actor.driver.row.workflow_type):
+            await actor.driver.note_begun()
         await actor.driver.move_earlier(0)
         self.troubles.clear_of(workflow_id)
         actor.move_to(place)
@@ -524,6 +544,19 @@ class Residents:
         else:
             _log.warning("workflow %r cannot run: %s", workflow_id, error, extra=fields, exc_info=trace)
         self._announce(workflow_id)
+
+    def _note_undue(self, actor: Actor) -> None:
+        if not (actor.is_started or actor.activation.is_due):
+            self._note_unusable(actor.workflow_id)
+
+    def _note_unusable(self, workflow_id: str) -> None:
+        if self.admission is not None:
+            self.admission.note_gone(workflow_id)
+
+    def _is_held(self, actor: Actor) -> bool:
+        """Whether it waits for its turn among those of its type; it is woken when that comes."""
+        admission, row = self.admission, actor.driver.row
+        return admission is not None and admission.holds(row, actor.activation.history.state.value)
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, actor: Actor) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from perdure.actors.actor import Actor
 from perdure.actors.catalog import CatalogKeeper
-from perdure.actors.errors import SupervisorClosedError, WorkflowExistsError, WorkflowNotFoundError
+from perdure.actors.errors import SupervisorClosedError, WorkflowNotFoundError
+from perdure.actors.identity import check_same
 from perdure.actors.residents import Residents
-from perdure.actors.sameness import is_same_value
 from perdure.storage import VALUE_BYTES_MAX, PerdureError
 from perdure.workflow import Workflow
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
@@ -46,12 +46,7 @@ class ScheduleRuns:
         encoded = encode_input(definition.function, input_value, bytes_max=VALUE_BYTES_MAX - USER_OVERHEAD_BYTES)
 
         def check(actor: Actor) -> None:
-            history = actor.activation.history
-            if history.workflow_type != workflow or history.input is None or not is_same_value(history.input, encoded):
-                raise WorkflowExistsError(
-                    f"workflow {workflow_id!r} exists, and is another workflow or has another input",
-                    workflow_id=workflow_id,
-                )
+            check_same(actor, definition, encoded)
 
         await self._residents.create_or_find(definition, workflow_id, input_value, check, birth)
 

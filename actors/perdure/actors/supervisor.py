@@ -25,10 +25,12 @@ from zoneinfo import ZoneInfo
 import trio
 
 from perdure.actors.actor import Actor
+from perdure.actors.admission import Admission
 from perdure.actors.alarms import AlarmWatch
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.handle import ActorHandle
 from perdure.actors.identity import check_same
+from perdure.actors.limits import WorkflowLimit, check_limits
 from perdure.actors.overseer import Overseer
 from perdure.actors.own_namespace import OwnNamespace
 from perdure.actors.residents import Residents
@@ -93,6 +95,7 @@ async def open_supervisor(
     idle_timeout: float | None = 60.0,
     max_live: int | None = None,
     mailbox_limit: int = MAILBOX_LIMIT,
+    limits: Mapping[WorkflowLike | str, WorkflowLimit] | None = None,
     on_history_updated: HistoryHook | None = None,
     on_error: ErrorHook | None = None,
     clock: Clock | None = None,
@@ -120,6 +123,8 @@ async def open_supervisor(
             limit is raised as far as it may be), and at most 4,096.
         mailbox_limit: How many messages a workflow's mailbox may hold, at least 1, where `@workflow(mailbox_limit=)` does not
             say it. Whoever sends to a full one waits, or gets `MailboxFullError`.
+        limits: How many workflows of a type may be at work, and begin in a time, by workflow or by name. What is over a limit
+            waits, `pending`, until it is its turn: the first made is the first to begin.
         on_history_updated: Called with a `HistoryUpdated` for each commit that changed a workflow's history or state, after it.
         on_error: Called with a `StepErrorEvent`, `RollbackErrorEvent` or `WorkflowErrorEvent` for each failure, once it is
             durable, and not again on a replay. Either may be a plain function, which is to be quick, or a coroutine
@@ -140,7 +145,7 @@ async def open_supervisor(
     hooks = make_hooks(on_history_updated, on_error)
     kept_ms = check_retention(retention)
     supervisor = _make(
-        store, workflows, durability, codec, grace, idle_timeout, max_live, clock, hooks, kept_ms, mailbox_limit
+        store, workflows, durability, codec, grace, idle_timeout, max_live, limits, clock, hooks, kept_ms, mailbox_limit
     )
     check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
@@ -155,6 +160,7 @@ def _make(
     grace: float,
     idle_timeout: float | None,
     max_live: int | None,
+    limits: Mapping[WorkflowLike | str, WorkflowLimit] | None,
     clock: Clock | None,
     hooks: Hooks | None,
     retention: Mapping[str, int],
@@ -185,12 +191,14 @@ def _make(
     limit = check_mailbox_limit(mailbox_limit)
     if max_live is None:
         max_live = default_max_live(raise_descriptor_limit())
+    checked_limits = check_limits(limits, definitions)
     return Supervisor(
         checked_store,
         definitions,
         checked_grace,
         checked_idle,
         max_live,
+        checked_limits,
         checked_clock,
         hooks,
         retention=retention,
@@ -252,6 +260,7 @@ class Supervisor(Overseer):
         grace: float,
         idle_timeout: float,
         max_live: int,
+        limits: Mapping[str, WorkflowLimit],
         clock: Clock,
         hooks: Hooks | None = None,
         *,
@@ -281,7 +290,10 @@ class Supervisor(Overseer):
         self._retention = Retention(retention, store, self._removal, clock) if retention else None
         self._own = OwnNamespace(store)
         self._schedules = Schedules(self._own, clock, ScheduleRuns(self._residents, self._keeper, definitions))
-        self._residents.on_ended = self._schedules.note_ended
+        self._admission = Admission(limits, store, self._keeper, self._own, clock, self._residents.want)
+        self._residents.admission = self._admission if limits else None
+        self._residents.on_ended = self._note_ended
+        self._residents.is_starting = self._schedules.is_starting
         self._block_scope = trio.CancelScope()
         self._work_scope = trio.CancelScope(shield=True)
         self._patience = trio.CancelScope()
@@ -553,6 +565,7 @@ class Supervisor(Overseer):
         if self._retention is not None:
             nursery.start_soon(self._retention.run)
         nursery.start_soon(self._schedules.run, nursery)
+        self._admission.start(nursery)
         if handle_signals:
             await nursery.start(self._watch_signals)
 
@@ -563,6 +576,10 @@ class Supervisor(Overseer):
                 self._residents.start(nursery)
                 is_open.set()
                 await trio.sleep_forever()
+
+    def _note_ended(self, workflow_id: str) -> None:
+        self._schedules.note_ended(workflow_id)
+        self._admission.note_gone(workflow_id)
 
     def _interrupt(self, error: BaseException) -> None:
         self._interruption = self._interruption or error

@@ -23,6 +23,7 @@ __all__ = [
     "parse_schedule_key",
     "parse_schedule_run_key",
     "rate_key",
+    "rates_prefix",
     "schedule_cursor_key",
     "schedule_definition_key",
     "schedule_input_key",
@@ -44,7 +45,7 @@ SCHEDULES_PREFIX: Final = pack((_SCHEDULES,))
 """All that is kept of schedules."""
 
 RATE_PREFIX: Final = pack((_RATES,))
-"""When workflows of a type that has a rate limit began, by type; values are u64s one after the other."""
+"""When workflows of a type that has a rate limit were let begin, by type and number; values are u64s."""
 
 SCHEDULE_DEFINITION_PREFIX: Final = pack((_SCHEDULES, _DEFINITION))
 """What schedules were asked to do, by name; values are CBOR maps."""
@@ -84,9 +85,14 @@ def schedule_run_key(name: str, occurrence_ms: int) -> bytes:
     return pack((_SCHEDULES, _RUN, name, occurrence_ms))
 
 
-def rate_key(workflow_type: str) -> bytes:
-    """Key of the recent beginnings of a type."""
+def rates_prefix(workflow_type: str) -> bytes:
+    """Before the keys of the recent beginnings of a type, and of no other's."""
     return pack((_RATES, workflow_type))
+
+
+def rate_key(workflow_type: str, number: int) -> bytes:
+    """Key of one of the recent beginnings of a type; they are numbered in their order, from 0."""
+    return pack((_RATES, workflow_type, number))
 
 
 def parse_schedule_key(key: bytes) -> str:
@@ -115,14 +121,14 @@ def parse_schedule_run_key(key: bytes) -> tuple[str, int]:
             raise KeyDecodeError(f"{key.hex()} is not the key of a schedule's run")
 
 
-def parse_rate_key(key: bytes) -> str:
-    """The type in a key of recent beginnings.
+def parse_rate_key(key: bytes) -> tuple[str, int]:
+    """The type and the number in a key of recent beginnings.
 
     Raises:
         KeyDecodeError: It is another key.
     """
     match unpack(key):
-        case (65, str(workflow_type)):
-            return workflow_type
+        case (65, str(workflow_type), int(number)):
+            return workflow_type, number
         case _:
             raise KeyDecodeError(f"{key.hex()} is not the key of a type's beginnings")

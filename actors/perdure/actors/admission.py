@@ -1,0 +1,282 @@
+"""Letting workflows of limited types begin: the first to be made first, and no more than may.
+
+1. Who waits is in the catalog, not here: a row in state `pending`, due. It is read a page at a time, in the order of creation,
+   so a hundred thousand that wait cost what a hundred do.
+2. Before a workflow runs its row says that it has begun (`CatalogedDriver.note_begun`), which outlives the process; so at a
+   start the catalog knows how many are at work. A beginning is recorded durably before it is allowed. Killed in between, a
+   rate is not used up; it is never exceeded.
+3. What has begun is never held, nor what `recover()` takes up again: it counts, and others wait the longer.
+4. One whose file cannot be used holds no place. One that is stuck for another reason does: it may go on at any message.
+5. Types know nothing of each other. Those that are let begin queue for a place to run in like everybody else (`dispatch.py`).
+
+Rejected: a queue in memory, or a queue of its own on disk. The one grows with what waits; the other is a second truth about
+it, to be mended after each crash.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import trio
+
+from perdure.actors.catalog import CatalogKeeper
+from perdure.actors.limits import Beginnings, WorkflowLimit
+from perdure.actors.own_namespace import OwnNamespace
+from perdure.storage import Batch, CatalogRow, StorageError, Store, layout
+from perdure.storage.own_layout import RATE_PREFIX, parse_rate_key, rate_key, rates_prefix
+from perdure.storage.wake import TERMINAL_STATES
+from perdure.workflow import Clock, WorkflowState
+from perdure.workflow.clock import POLL_S
+
+__all__ = ["Admission"]
+
+_PAGE: Final = 64
+_PAUSE_S: Final = 1.0
+_PAUSE_MAX_S: Final = 30.0
+_PENDING: Final = WorkflowState.PENDING.value
+_AT_WORK: Final = tuple(
+    state.value for state in (WorkflowState.RUNNING, WorkflowState.SLEEPING, WorkflowState.ROLLING_BACK)
+)
+
+_log = logging.getLogger("perdure.actors")
+
+
+class _Queue:
+    """The workflows of one limited type.
+
+    Attributes:
+        at_work: Those that have begun and not ended.
+        is_known: Whether what earlier processes let begin is known.
+        beginnings: The recent ones, if there is a rate limit.
+        cursor: Creation time and id of the last row that was looked at: none up to it waits.
+        has_waiting: Whether there may be rows after the cursor that wait.
+        arrived: The least creation time and id of those that came to wait since the last look was begun.
+    """
+
+    def __init__(self, workflow_type: str, limit: WorkflowLimit) -> None:
+        self.workflow_type = workflow_type
+        self.limit = limit
+        self.at_work: set[str] = set()
+        self.is_known = False
+        self.beginnings: Beginnings | None = None
+        self.cursor: tuple[int, str] | None = None
+        self.has_waiting = True
+        self.arrived: tuple[int, str] | None = None
+        self.changed = trio.Event()
+        self.waiting = trio.CancelScope()
+
+    def poke(self) -> None:
+        """Look again at who may begin."""
+        self.changed.set()
+        self.waiting.cancel()
+
+    def arrive(self, created_at_ms: int, workflow_id: str) -> None:
+        """One waits that may not have been there, or not been due, when its row was passed."""
+        arrived = (created_at_ms, workflow_id)
+        self.arrived = arrived if self.arrived is None else min(self.arrived, arrived)
+        self.has_waiting = True
+        self.move_to(self.cursor)
+        self.poke()
+
+    def move_to(self, cursor: tuple[int, str] | None) -> None:
+        """Look on from here, or from before whoever arrived and would be passed over."""
+        is_passed = cursor is not None and self.arrived is not None and self.arrived <= cursor
+        self.cursor = (self.arrived[0], "") if is_passed and self.arrived is not None else cursor
+
+    def free(self, now_ms: int) -> int:
+        """How many may begin now."""
+        concurrency = self.limit.concurrency
+        count = _PAGE if concurrency is None else concurrency - len(self.at_work)
+        return max(0, count if self.beginnings is None else min(count, self.beginnings.free(now_ms)))
+
+
+class Admission:
+    """Who of the limited types may begin.
+
+    Args:
+        limits: The limits, by type.
+        allow: Called with the id of a workflow that may begin: it is activated as soon as there is a place.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, WorkflowLimit],
+        store: Store,
+        keeper: CatalogKeeper,
+        own: OwnNamespace,
+        clock: Clock,
+        allow: Callable[[str], None],
+    ) -> None:
+        self._queues = {workflow_type: _Queue(workflow_type, limit) for workflow_type, limit in limits.items()}
+        self._store = store
+        self._keeper = keeper
+        self._own = own
+        self._clock = clock
+        self._allow = allow
+
+    def is_limited(self, workflow_type: str) -> bool:
+        """Whether the type has a limit."""
+        return workflow_type in self._queues
+
+    def holds(self, row: CatalogRow, state: str) -> bool:
+        """Whether a workflow that is about to run has to wait; if not, it is at work from now on.
+
+        Args:
+            row: Its row.
+            state: Its state, which the row may not know yet.
+        """
+        queue = self._queues.get(row.workflow_type)
+        if queue is None or row.workflow_id in queue.at_work or state in TERMINAL_STATES:
+            return False
+        if state == _PENDING and not self._may_begin_at_once(queue):
+            queue.arrive(row.created_at_ms, row.workflow_id)
+            return True
+        queue.at_work.add(row.workflow_id)
+        return False
+
+    def _may_begin_at_once(self, queue: _Queue) -> bool:
+        """Whether nobody waits, there is a place, and nothing has to be written first."""
+        return (
+            queue.is_known
+            and not queue.has_waiting
+            and queue.beginnings is None
+            and queue.free(self._clock.now_ms()) > 0
+        )
+
+    def holds_row(self, row: CatalogRow) -> bool:
+        """Whether a workflow that the catalog says is due has to wait, as far as the catalog knows."""
+        queue = self._queues.get(row.workflow_type)
+        if queue is None or row.state != _PENDING or row.workflow_id in queue.at_work:
+            return False
+        queue.arrive(row.created_at_ms, row.workflow_id)
+        return True
+
+    def note_gone(self, workflow_id: str) -> None:
+        """A workflow has ended, is gone, cannot be activated, or turned out not to be due: it gives its place back."""
+        for queue in self._queues.values():
+            if workflow_id in queue.at_work:
+                queue.at_work.discard(workflow_id)
+                queue.poke()
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin to let workflows begin, in the nursery."""
+        nursery.start_soon(self._tidy)
+        for queue in self._queues.values():
+            nursery.start_soon(self._run, queue)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run(self, queue: _Queue) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                if not queue.is_known:
+                    await self._learn(queue)
+                await self._admit(queue)
+                pause_s = _PAUSE_S
+            except StorageError as error:
+                _log.warning("workflows %r wait %g seconds for the catalog: %s", queue.workflow_type, pause_s, error)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    async def _learn(self, queue: _Queue) -> None:
+        """Read what was at work, and when the latest began."""
+        if queue.limit.concurrency is not None:
+            after: tuple[int, str] | None = None
+            while True:
+                rows = await self._store.list_rows(
+                    state=_AT_WORK, workflow_type=queue.workflow_type, after=after, limit=_PAGE
+                )
+                queue.at_work.update(row.workflow_id for row in rows if row.problem is None)
+                if len(rows) < _PAGE:
+                    break
+                after = _key(rows[-1])
+        if queue.limit.rate is not None:
+            prefix = rates_prefix(queue.workflow_type)
+            stored = [(parse_rate_key(key)[1], layout.decode_u64(value)) for key, value in await self._own.list(prefix)]
+            queue.beginnings = Beginnings(queue.limit.rate, queue.limit.per_ms, stored)
+        queue.is_known = True
+
+    async def _admit(self, queue: _Queue) -> None:
+        """Let begin who may, then wait until that may be another."""
+        queue.changed = trio.Event()
+        now_ms = self._clock.now_ms()
+        count = queue.free(now_ms)
+        chosen = await self._next(queue, count, now_ms) if count and queue.has_waiting else []
+        if chosen:
+            await self._record(queue, len(chosen), now_ms)
+            queue.at_work.update(chosen)
+            for workflow_id in chosen:
+                self._allow(workflow_id)
+        elif queue.has_waiting and queue.beginnings is not None and queue.beginnings.free(now_ms) == 0:
+            next_ms = queue.beginnings.next_ms(now_ms)
+            # Looks again now and then: the wall clock may be set back meanwhile.
+            with trio.move_on_after(min((next_ms - now_ms) / 1000, POLL_S)) as queue.waiting:
+                await self._clock.wait_until_ms(next_ms)
+        else:
+            await queue.changed.wait()
+
+    async def _next(self, queue: _Queue, count: int, now_ms: int) -> list[str]:
+        """The next that wait and are due, at most so many."""
+        queue.arrived = None
+        rows = await self._store.list_rows(
+            state=_PENDING, workflow_type=queue.workflow_type, after=queue.cursor, limit=_PAGE
+        )
+        chosen: list[str] = []
+        cursor = queue.cursor
+        for row in rows:
+            if len(chosen) == count:
+                break
+            cursor = _key(row)
+            if row.workflow_id not in queue.at_work and await self._is_waiting(row, now_ms):
+                chosen.append(row.workflow_id)
+        else:
+            queue.has_waiting = len(rows) == _PAGE or queue.arrived is not None
+        queue.move_to(cursor)
+        if not chosen and queue.has_waiting:
+            queue.changed.set()  # a page of those that are not due yet: look at the next one
+        return chosen
+
+    async def _is_waiting(self, row: CatalogRow, now_ms: int) -> bool:
+        if not _is_due(row, now_ms):
+            return False
+        newest = await self._keeper.get(row.workflow_id)  # what is not written yet included
+        return newest is not None and newest.state == _PENDING and _is_due(newest, now_ms)
+
+    async def _record(self, queue: _Queue, count: int, now_ms: int) -> None:
+        """Make it durable that so many begin."""
+        beginnings = queue.beginnings
+        if beginnings is None:
+            return
+        kept = beginnings.expired(now_ms)
+        numbers = range(beginnings.next_number, beginnings.next_number + count)
+        time = layout.encode_u64(now_ms)
+        batch = Batch(puts=[(rate_key(queue.workflow_type, number), time) for number in numbers])
+        batch.delete_ranges.append((rate_key(queue.workflow_type, 0), rate_key(queue.workflow_type, kept)))
+        try:
+            await self._own.batch(batch)
+        except StorageError:
+            queue.is_known = False  # it may be written: read it again
+            raise
+        beginnings.add(count, now_ms)
+        beginnings.forget_before(kept)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _tidy(self) -> None:
+        """Forget the beginnings of types that have no rate limit any more."""
+        try:
+            stored = {parse_rate_key(key)[0] for key, _ in await self._own.list(RATE_PREFIX)}
+            gone = sorted(stored - {name for name, queue in self._queues.items() if queue.limit.rate is not None})
+            if gone:
+                await self._own.batch(Batch(delete_prefixes=[rates_prefix(workflow_type) for workflow_type in gone]))
+        except StorageError as error:
+            _log.warning("what is kept of rate limits that are no more could not be removed: %s", error)
+
+
+def _is_due(row: CatalogRow, now_ms: int) -> bool:
+    return row.problem is None and row.next_wake_ms is not None and row.next_wake_ms <= now_ms
+
+
+def _key(row: CatalogRow) -> tuple[int, str]:
+    return row.created_at_ms, row.workflow_id
