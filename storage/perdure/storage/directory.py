@@ -31,7 +31,7 @@ from typing import Any, cast
 
 from perdure.storage.descriptors import out_of_descriptors
 from perdure.storage.errors import FormatVersionError, StorageError, UnsupportedFileSystemError
-from perdure.storage.sqlite_image import sync_descriptor, sync_directory
+from perdure.storage.sqlite_image import sync_directory, write_synced
 
 __all__ = ["LOCAL_HOST", "DataDirectory", "Host", "file_system_of"]
 
@@ -164,10 +164,8 @@ class DataDirectory:
         with self._errors("prepare", self.path):
             if not self.format.exists():
                 new = self.path / "format.new"
-                with new.open("wb") as file:
-                    file.write(json.dumps({"format": "perdure", "version": FORMAT_VERSION}).encode() + b"\n")
-                    file.flush()
-                    sync_descriptor(file.fileno())
+                text = json.dumps({"format": "perdure", "version": FORMAT_VERSION}) + "\n"
+                write_synced(str(new), text.encode())
                 new.replace(self.format)
                 sync_directory(str(self.path))
             if not self.workflows.exists():
