@@ -1,16 +1,22 @@
-"""A program that hosts workflows, for the tests of signals: `program.py DIRECTORY MODE`. Says on stdout what happens."""
+"""A program that hosts workflows, for the tests of signals: `program.py DIRECTORY MODE [FACE]`. Says on stdout what happens.
+
+FACE is `trio`, or `blocking` or `asyncio` for a portal.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from typing import Any
 
 import trio
 
 from perdure.actors import open_supervisor
+from perdure.actors.portal import open_asyncio_portal, open_portal
 from perdure.workflow import Context, Continue, workflow
 
-SECONDS = {"quick": 0.3, "slow": 60.0, "stubborn": 60.0}
+SECONDS = {"quick": 0.3, "slow": 60.0, "stubborn": 60.0, "lingering": 2.0, "hot": 60.0}
 """How long the worker's step takes, by the mode's first word."""
 
 
@@ -22,7 +28,11 @@ def say(text: str) -> None:
 async def worker(ctx: Context, mode: str) -> str:
     async def work() -> str:
         say("begun")
-        with trio.CancelScope(shield=mode == "stubborn"):
+        if mode == "hot" and SECONDS[mode]:
+            say("ready")
+            while True:
+                pass
+        with trio.CancelScope(shield=mode in ("stubborn", "lingering")):
             await trio.sleep(SECONDS[mode])
         say("done")
         return mode
@@ -52,25 +62,56 @@ async def turn(number: int) -> int:
     return sum(range(2000)) + number
 
 
-async def serve(directory: str, mode: str) -> None:
-    what, _, how = mode.partition("-")
-    options: dict[str, Any] = {"handle_signals": how == "handled", "grace": 60.0 if what == "slow" else 1.0}
-    async with open_supervisor(directory, [worker, waiter, spinner], **options) as supervisor:
-        if what == "busy":
-            for number in range(20):
-                await supervisor.spawn(spinner, f"spinner-{number}")
-        else:
-            await supervisor.spawn(waiter, "waiter-1")
-            await supervisor.spawn(worker, "worker-1", what)
+WORKFLOWS = [worker, waiter, spinner]
+
+
+def what_to_spawn(what: str) -> list[tuple[Any, ...]]:
+    if what == "busy":
+        return [(spinner, f"spinner-{number}") for number in range(20)]
+    return [(waiter, "waiter-1"), (worker, "worker-1", what)]
+
+
+async def serve(directory: str, what: str, options: dict[str, Any]) -> None:
+    async with open_supervisor(directory, WORKFLOWS, **options) as supervisor:
+        for arguments in what_to_spawn(what):
+            await supervisor.spawn(*arguments)
         await trio.sleep(0.2)
         say("ready")
         await trio.sleep_forever()
 
 
+async def serve_asyncio(directory: str, what: str, options: dict[str, Any]) -> None:
+    async with open_asyncio_portal(directory, WORKFLOWS, **options) as supervisor:
+        for arguments in what_to_spawn(what):
+            await supervisor.spawn(*arguments)
+        await asyncio.sleep(0.2)
+        say("ready")
+        await asyncio.Event().wait()
+
+
+def serve_blocking(directory: str, what: str, options: dict[str, Any]) -> None:
+    with open_portal(directory, WORKFLOWS, **options) as supervisor:
+        for arguments in what_to_spawn(what):
+            supervisor.spawn(*arguments)
+        threading.Event().wait(0.2)
+        say("ready")
+        threading.Event().wait()
+
+
 def main() -> None:
-    directory, mode = sys.argv[1:]
+    directory, mode, *rest = sys.argv[1:]
+    what, _, how = mode.partition("-")
+    options: dict[str, Any] = {"handle_signals": how == "handled", "grace": 60.0 if what == "slow" else 1.0}
     try:
-        trio.run(serve, directory, mode)
+        match rest or ["trio"]:
+            case ["trio"]:
+                trio.run(serve, directory, what, options)
+            case ["asyncio"]:
+                asyncio.run(serve_asyncio(directory, what, options))
+            case ["blocking"]:
+                serve_blocking(directory, what, options)
+            case unknown:
+                raise ValueError(unknown)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -16,10 +9,9 @@ import trio
 from disks import Disk
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from perdure.actors import SupervisorClosedError, WorkflowNotFoundError, open_supervisor
+from perdure.actors import SupervisorClosedError, WorkflowNotFoundError
 from perdure.workflow import Context, WorkflowFailedError, WorkflowState, WorkflowSuspendedError, workflow
 
-PROGRAM = Path(__file__).with_name("program.py")
 effects: list[str] = []
 
 
@@ -424,103 +416,3 @@ class TestClients:
                 await trio.sleep(number / 1000)
         assert len(answers) == 20
         assert answers.count("done") > 10
-
-
-@contextmanager
-def running(directory: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
-    """The program, ready."""
-    command = [sys.executable, "-X", "dev", "-W", "error", str(PROGRAM), str(directory), mode]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            seen = ""
-            while (line := process.stdout.readline()) != "ready\n":
-                assert line, f"it ended: {seen}{process.stderr and process.stderr.read()}"
-                seen += line
-            yield process
-        finally:
-            process.kill()
-
-
-def finish(process: subprocess.Popen[str], timeout_s: float = 20) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=timeout_s)
-    return process.returncode, out, err
-
-
-async def resume(directory: Path, mode: str) -> list[Any]:
-    """What a next process makes of it: the results, and that nothing is locked or in trouble."""
-    from program import SECONDS, spinner, waiter, worker
-
-    SECONDS[mode] = 0.0
-    async with open_supervisor(directory, [worker, waiter, spinner]) as supervisor:
-        handle = await supervisor.get("waiter-1")
-        await handle.message("go", "gone")
-        results = [await handle.result(), await (await supervisor.get("worker-1")).result()]
-        assert supervisor.troubles() == {}
-        return results
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PROGRAM.parent))
-
-
-class TestSignals:
-    """S49, with real signals to a real process."""
-
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    async def test_a_handled_signal_ends_in_order_with_its_status(self, tmp_path: Path, number: signal.Signals) -> None:
-        with running(tmp_path / "data", "quick-handled") as process:
-            process.send_signal(number)
-            status, _, err = finish(process)
-        assert (status, err) == (128 + number, "")
-        assert await resume(tmp_path / "data", "quick") == ["gone", "quick"]
-
-    async def test_the_running_step_finishes_and_no_other_begins(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with running(tmp_path / "data", "quick-handled") as process:
-            process.terminate()
-            _, out, _ = finish(process)
-        assert out in ("done\n", ""), "unless it was done before"
-        await resume(tmp_path / "data", "quick")
-        assert capsys.readouterr().out == ("next\n" if out else ""), "it was recorded, and did not run again"
-
-    @pytest.mark.parametrize("how", ["handled", "raised"])
-    async def test_a_second_signal_does_not_wait_for_grace(self, tmp_path: Path, how: str) -> None:
-        with running(tmp_path / "data", f"slow-{how}") as process:
-            process.send_signal(signal.SIGINT)
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.3)
-            began = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            status, out, err = finish(process)
-            assert time.monotonic() - began < 10
-        assert (status, out, err) == (130, "", "")
-        assert await resume(tmp_path / "data", "slow") == ["gone", "slow"]
-
-    async def test_a_step_that_ignores_everything_is_ended_by_a_second_signal(self, tmp_path: Path) -> None:
-        with running(tmp_path / "data", "stubborn-handled") as process:
-            process.terminate()
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(1.5)
-            process.terminate()
-            status, out, err = finish(process)
-        assert (status, out, err) == (143, "", "")
-        assert await resume(tmp_path / "data", "stubborn") == ["gone", "stubborn"]
-
-    @pytest.mark.parametrize("delay_s", [0.0, 0.011, 0.023, 0.037])
-    async def test_ctrl_c_amid_work_comes_out_as_itself_wherever_it_lands(self, tmp_path: Path, delay_s: float) -> None:
-        with running(tmp_path / "data", "busy-raised") as process:
-            await trio.sleep(delay_s)
-            process.send_signal(signal.SIGINT)
-            status, _, err = finish(process)
-        assert (status, err) == (130, "")
-        from program import spinner
-
-        async with open_supervisor(tmp_path / "data", [spinner], grace=0) as supervisor:
-            await trio.sleep(0.1)
-            assert supervisor.troubles() == {}
-            for number in range(20):
-                handle = await supervisor.get(f"spinner-{number}")
-                assert await handle.get_state() is WorkflowState.RUNNING

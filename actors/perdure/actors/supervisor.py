@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from math import inf
 from os import PathLike
@@ -39,6 +37,8 @@ from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, Schedul
 from perdure.actors.schedule_record import Misfire, Overlap
 from perdure.actors.schedule_runs import ScheduleRuns
 from perdure.actors.schedules import Schedules
+from perdure.actors.shutdown import Shutdown, outlast
+from perdure.actors.signals import Signals, check_signals
 from perdure.actors.slots import default_max_live
 from perdure.storage import (
     VALUE_BYTES_MAX,
@@ -73,7 +73,7 @@ from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
 from perdure.workflow.mailbox import MAILBOX_LIMIT
 from perdure.workflow.typed import encode_input
 
-__all__ = ["Supervisor", "check_signals", "open_supervisor"]
+__all__ = ["Supervisor", "open_supervisor"]
 
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
@@ -132,7 +132,7 @@ async def open_supervisor(
             what they raise is logged. A crash before the call loses it.
         clock: Where the time comes from; the system's clock unless given.
         handle_signals: Whether SIGINT and SIGTERM end the block in order, with `SystemExit(128 + signal)` coming out of it;
-            a second signal ends the process at once. Only in the main thread.
+            a second one ends the grace of running steps, a third the process, at once. Only in the main thread.
         retention: How long workflows are kept once they have ended, in seconds or as a `timedelta`, by `completed`, `failed`
             and `cancelled`; what is not named is kept for ever. They are deleted in the background, a few at a time.
 
@@ -227,21 +227,6 @@ def _check_clock(clock: object) -> Clock:
     return cast("Clock", clock)
 
 
-def check_signals(handle_signals: object) -> bool:
-    """Whether this block is to handle signals, if it can.
-
-    Raises:
-        InvalidArgumentError: It cannot.
-    """
-    if not isinstance(handle_signals, bool):
-        raise InvalidArgumentError(f"handle_signals must be True or False, not {handle_signals!r}")
-    if handle_signals and threading.current_thread() is not threading.main_thread():
-        raise InvalidArgumentError(
-            "signals come to the main thread only, and this is another; leave out handle_signals="
-        )
-    return handle_signals
-
-
 def _check_store(store: object) -> Store:
     if isinstance(store, type) or not isinstance(store, Store):
         raise InvalidArgumentError(
@@ -284,7 +269,6 @@ class Supervisor(Overseer):
         super().__init__(store, keeper, residents, alarms, definitions)
         coding_bytes = store.overhead_bytes if isinstance(store, CodedStore) else 0
         self._input_bytes_max = VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes
-        self._grace = grace
         self._hooks = hooks
         self._clock = clock
         self._retention = Retention(retention, store, self._removal, clock) if retention else None
@@ -294,10 +278,12 @@ class Supervisor(Overseer):
         self._residents.admission = self._admission if limits else None
         self._residents.on_ended = self._note_ended
         self._residents.is_starting = self._schedules.is_starting
-        self._block_scope = trio.CancelScope()
+        self._shutdown = Shutdown(self._residents, hooks, grace)
         self._work_scope = trio.CancelScope(shield=True)
-        self._patience = trio.CancelScope()
-        self._interruption: BaseException | None = None
+        self._has_begun = False
+        self._has_ended = trio.Event()
+        self._is_closed = trio.Event()
+        self._closing_error: Exception | None = None
 
     @overload
     async def spawn(
@@ -497,6 +483,20 @@ class Supervisor(Overseer):
         """
         await self._schedules.remove(check_schedule_name(name))
 
+    async def drain(self, *, grace: float | None = None) -> None:
+        """Come to rest before the block is left: take nothing more, let running steps finish, have nothing live.
+
+        From the call on, whatever would bring a workflow in is refused with `SupervisorClosedError`, and nothing is begun; who
+        waits for a result is told that it goes on later. What goes on at the next start, and when, is durable on return.
+
+        Cancelled, it waits no more; nothing more is taken all the same, and what runs leaves memory once its step has ended.
+
+        Args:
+            grace: Seconds, 0 or more, that running steps may take; then the rest is evicted. The supervisor's own unless given.
+        """
+        await self._shutdown.drain(None if grace is None else check_duration(grace, "grace", "grace=10.0"))
+        await self._keeper.flush()
+
     def describe(self, workflow_id: str) -> str:
         """Where a person finds the workflow's data: the path of its SQLite file, for a directory."""
         return self._store.describe(check_workflow_id(workflow_id))
@@ -527,31 +527,31 @@ class Supervisor(Overseer):
     async def _hosting(self, *, handle_signals: bool) -> AsyncGenerator[None]:
         outcome: BaseException | None = None
         await self._store.acquire()
-        try:
+        with self._signals(handle_signals=handle_signals):
             async with trio.open_nursery() as outer:
                 try:
-                    await self._begin(outer, handle_signals=handle_signals)
-                    with self._block_scope:
+                    await self._begin(outer)
+                    with self._shutdown.block:
                         yield
                 except BaseException as error:  # comes out below: inside, the nursery would wrap it in a group
                     outcome = error
-                try:
-                    await self._shut_down()
-                except KeyboardInterrupt as error:  # a second Ctrl-C: no more grace
-                    outcome = error
-                self._work_scope.cancel()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._residents.asyncio.aclose()
-                await self._close_store()
-        if self._interruption is not None:
-            raise self._interruption
+                outcome = await self._shutdown.leave() or outcome
+                outer.start_soon(self._close)
+                outcome = await outlast(self._is_closed.wait) or outcome or self._closing_error
+        outcome = self._shutdown.interruption or outcome
         if outcome is not None:
             raise outcome
 
-    async def _begin(self, outer: trio.Nursery, *, handle_signals: bool) -> None:
+    def _signals(self, *, handle_signals: bool) -> AbstractContextManager[object]:
+        if not handle_signals:
+            return nullcontext()
+        soon, shutdown = trio.lowlevel.current_trio_token().run_sync_soon, self._shutdown
+        return Signals(lambda number: soon(shutdown.interrupt, SystemExit(128 + number)), lambda: soon(shutdown.hurry))
+
+    async def _begin(self, outer: trio.Nursery) -> None:
         await self._schedules.open()
         is_open = trio.Event()
+        self._has_begun = True
         outer.start_soon(self._work, is_open)
         await is_open.wait()
         nursery = self._residents.nursery
@@ -566,54 +566,44 @@ class Supervisor(Overseer):
             nursery.start_soon(self._retention.run)
         nursery.start_soon(self._schedules.run, nursery)
         self._admission.start(nursery)
-        if handle_signals:
-            await nursery.start(self._watch_signals)
 
     async def _work(self, is_open: trio.Event) -> None:
         """Everything that runs besides the block, shielded: when that is cancelled, running steps get their `grace`, too."""
-        with self._work_scope:
-            async with trio.open_nursery() as nursery:
-                self._residents.start(nursery)
-                is_open.set()
-                await trio.sleep_forever()
+        try:
+            with self._work_scope:
+                async with trio.open_nursery() as nursery:
+                    self._residents.start(nursery)
+                    is_open.set()
+                    await trio.sleep_forever()
+        finally:
+            self._has_ended.set()
 
     def _note_ended(self, workflow_id: str) -> None:
         self._schedules.note_ended(workflow_id)
         self._admission.note_gone(workflow_id)
 
     def _interrupt(self, error: BaseException) -> None:
-        self._interruption = self._interruption or error
-        self._residents.stop_intake()  # else the workflow whose code ends the program would be begun once more before it does
-        self._block_scope.cancel()
-
-    @trio.lowlevel.enable_ki_protection
-    async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for number in signals:
-                if self._interruption is not None:
-                    os._exit(128 + number)
-                self._interrupt(SystemExit(128 + number))
-
-    async def _shut_down(self) -> None:
-        """Stop intake, let running steps finish for `grace` seconds, evict the rest. Not interrupted by cancellation."""
-        with trio.CancelScope(shield=True):
-            self._residents.stop_intake()
-            for actor in list(self._residents.live.values()):
-                actor.drain()
-            with trio.move_on_after(self._grace) as self._patience:
-                await self._residents.until_empty()
-            for actor in list(self._residents.live.values()):
-                actor.evict()
-            await self._residents.until_empty()
-            if self._hooks is not None:
-                with trio.move_on_at(self._patience.deadline) as self._patience:
-                    await self._hooks.until_idle()
+        self._shutdown.interrupt(error)
 
     def hurry(self) -> None:
         """Give running steps no more grace when the block is left, or is being left; for whoever has another way to be told."""
-        self._grace = 0.0
-        self._patience.deadline = trio.current_time()
+        self._shutdown.hurry()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _close(self) -> None:
+        """End all that runs besides the block, and close the store. In a task of its own, which Ctrl-C does not reach."""
+        with trio.CancelScope(shield=True):
+            try:
+                self._work_scope.cancel()
+                if self._has_begun:
+                    await self._has_ended.wait()
+                await self._residents.asyncio.aclose()
+                await self._close_store()
+            except Exception as error:
+                _log.warning("the supervisor did not close completely: %s", error)
+                self._closing_error = error
+            finally:
+                self._is_closed.set()
 
     async def _close_store(self) -> None:
         self._residents.stop_intake()

@@ -267,6 +267,10 @@ class AsyncioSupervisor(AsyncioOverseer):
         """Remove a schedule, and the occurrences that it has queued. Durable on return."""
         await self._thread.call_async(lambda: self._thread.supervisor.unschedule(name))
 
+    async def drain(self, *, grace: float | None = None) -> None:
+        """Come to rest before the block is left: take nothing more, let running steps finish, have nothing live."""
+        await self._thread.call_async(lambda: self._thread.supervisor.drain(grace=grace))
+
     def describe(self, workflow_id: str) -> str:
         """Where a person finds the workflow's data."""
         return self._thread.supervisor.describe(workflow_id)

@@ -274,6 +274,10 @@ class BlockingSupervisor(BlockingOverseer):
         """Remove a schedule, and the occurrences that it has queued. Durable on return."""
         self._thread.call(lambda: self._thread.supervisor.unschedule(name))
 
+    def drain(self, *, grace: float | None = None) -> None:
+        """Come to rest before the block is left: take nothing more, let running steps finish, have nothing live."""
+        self._thread.call(lambda: self._thread.supervisor.drain(grace=grace))
+
     def describe(self, workflow_id: str) -> str:
         """Where a person finds the workflow's data."""
         return self._thread.supervisor.describe(workflow_id)

@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from types import FrameType, TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 from perdure.actors.portal.awaitable import AsyncioSupervisor
 from perdure.actors.portal.blocking import BlockingSupervisor
 from perdure.actors.portal.thread import PortalThread, check_may_block
-from perdure.actors.supervisor import check_signals, open_supervisor
+from perdure.actors.signals import Signals, check_signals
+from perdure.actors.supervisor import open_supervisor
 
 __all__ = ["open_asyncio_portal", "open_portal"]
 
 OptionsP = ParamSpec("OptionsP")
 R = TypeVar("R")
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def _with_options_of(template: Callable[OptionsP, object]) -> Callable[[Callable[..., R]], Callable[OptionsP, R]]:
@@ -81,28 +78,30 @@ def open_asyncio_portal(
 class _BlockingBlock(AbstractContextManager[BlockingSupervisor]):
     def __init__(self, thread: PortalThread, *, handle_signals: bool) -> None:
         self._thread = thread
-        self._signals = _Signals(thread) if check_signals(handle_signals) else None
+        self._signals = Signals(self._end, thread.hurry) if check_signals(handle_signals) else None
+        self._is_leaving = False
 
     def __enter__(self) -> BlockingSupervisor:
         check_may_block()
         if self._signals is not None:
-            self._signals.install()
+            self._signals.__enter__()
         try:
             self._thread.start().result()
-        except BaseException:
-            self._leave()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
         return BlockingSupervisor(self._thread)
+
+    def _end(self, number: int) -> None:
+        if not self._is_leaving:
+            raise SystemExit(128 + number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._thread.is_here:
-            self._leave()
-
-    def _leave(self) -> None:
-        if self._signals is not None:
-            self._signals.is_leaving = True
+        self._is_leaving = True
+        if not self._thread.is_here:
+            return
         pressed: BaseException | None = None
         while True:
             try:
@@ -112,58 +111,30 @@ class _BlockingBlock(AbstractContextManager[BlockingSupervisor]):
                 outcome = ended.exception()
                 self._thread.join()
                 break
-            except BaseException as error:  # Ctrl-C, or what another handler of a signal raises
+            except BaseException as again:  # Ctrl-C, or what another handler of a signal raises
                 if pressed is not None:
                     raise
-                pressed = error
+                pressed = again
         if self._signals is not None:
-            self._signals.uninstall()
+            self._signals.__exit__(None, None, None)
+            pressed = self._signals.exit or pressed
         outcome = outcome or pressed
         if outcome is not None:
             raise outcome
 
 
-class _Signals:
-    """SIGINT and SIGTERM to a program that blocks: the first raises, the second hurries, the third ends the process."""
-
-    def __init__(self, thread: PortalThread) -> None:
-        self.is_leaving: bool = False
-        self._thread = thread
-        self._received: list[int] = []
-        self._previous: dict[int, Any] = {}
-
-    def install(self) -> None:
-        for number in _SIGNALS:
-            self._previous[number] = signal.signal(number, self._receive)
-
-    def uninstall(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(number)
-        match len(self._received):
-            case 1 if not self.is_leaving:
-                raise SystemExit(128 + number)
-            case 1 | 2:
-                self._thread.hurry()
-            case _:
-                os._exit(128 + number)
-
-
 class _AsyncioBlock(AbstractAsyncContextManager[AsyncioSupervisor]):
     def __init__(self, thread: PortalThread, *, handle_signals: bool) -> None:
         self._thread = thread
-        self._handles_signals = check_signals(handle_signals)
-        self._received: list[int] = []
-        self._previous: dict[int, Any] = {}
+        self._signals = Signals(self._end, thread.hurry) if check_signals(handle_signals) else None
         self._is_leaving = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> AsyncioSupervisor:
-        self._task = asyncio.current_task()
-        if self._handles_signals:
-            self._install()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._signals is not None:
+            self._signals.__enter__()
         opened = self._thread.start()
         try:
             await _until_done(opened)
@@ -173,52 +144,37 @@ class _AsyncioBlock(AbstractAsyncContextManager[AsyncioSupervisor]):
             raise
         return AsyncioSupervisor(self._thread)
 
+    def _end(self, number: int) -> None:
+        assert self._loop is not None, "it was entered"
+        self._loop.call_soon_threadsafe(self._cancel_block)
+
+    def _cancel_block(self) -> None:
+        if not self._is_leaving and self._task is not None:
+            self._task.cancel()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_leaving = True
         if not self._thread.is_here:
             return
-        self._is_leaving = True
         ended = self._thread.stop()
-        cancelled: asyncio.CancelledError | None = None
+        pressed: BaseException | None = None
         while not ended.done():
             try:
                 await _until_done(ended)
             except asyncio.CancelledError as again:
-                cancelled = again
+                pressed = again
                 self._thread.hurry()
         self._thread.join()
-        self._uninstall()
-        outcome = ended.exception()
-        if outcome is None and self._received:
-            outcome = SystemExit(128 + self._received[0])
-            if isinstance(error, asyncio.CancelledError) and self._task is not None:
+        if self._signals is not None:
+            self._signals.__exit__(None, None, None)
+            pressed = self._signals.exit or pressed
+            if isinstance(pressed, SystemExit) and isinstance(error, asyncio.CancelledError) and self._task is not None:
                 self._task.uncancel()
-        outcome = outcome or cancelled
+        outcome = ended.exception() or pressed
         if outcome is not None:
             raise outcome
-
-    def _install(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            self._previous[number] = signal.getsignal(number)
-            loop.add_signal_handler(number, self._receive, number)
-
-    def _uninstall(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number, handler in self._previous.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-    def _receive(self, number: int) -> None:
-        self._received.append(number)
-        match len(self._received):
-            case 1 if not self._is_leaving and self._task is not None:
-                self._task.cancel()
-            case 1 | 2:
-                self._thread.hurry()
-            case _:
-                os._exit(128 + number)
 
 
 async def _until_done(future: Future[Any]) -> None:
