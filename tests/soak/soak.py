@@ -111,7 +111,9 @@ def _live(directory: Path, report: Report, chance: random.Random, life_s: float 
     command = [sys.executable, "-W", "error", str(Path(__file__).with_name("soak_worker.py")), str(directory)]
     with (
         (directory / "stderr").open("ab") as stderr,
-        subprocess.Popen([*command, json.dumps(report.options)], stdout=subprocess.PIPE, stderr=stderr) as process,
+        subprocess.Popen(
+            [*command, json.dumps(report.options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        ) as process,
     ):
         try:
             if life_s is None:

@@ -6,8 +6,9 @@ For every workflow:
    cancelled unseen.
 2. Every message that was acknowledged was read once, or waits in its mailbox; none is there twice, or that nobody sent; of
    each sender they are read in the order in which they were sent.
-3. What a recorded step returned is the word that the last of its effects left in the oracle: once recorded, it never ran
-   again. All effects of one step have one idempotency key, which no other step has. An at-most-once step has one effect.
+3. The reply to a request is what the step returned that dealt with it. What a recorded step returned is the word that the last
+   of its effects left in the oracle: once recorded, it never ran again. All effects of one step have one idempotency key,
+   which no other step has. An at-most-once step has one effect.
 4. The result is made of just that. Nothing happened once somebody was told that it had ended.
 5. The workflow that it called has ended, and returned what it was told. What it sent to a sink is there once, in order, and
    was read by the sink before that was told to stop; what is there without a record of it was on its way when it ended.
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from soak_plans import NOTES, SENDERS, Plan, child_id, message_id, workflow_id
+from soak_plans import ASKER, NOTES, SENDERS, Plan, child_id, message_id, workflow_id
 from soak_worker import Line
 
 __all__ = ["Picture", "Seen", "check_child", "check_keys", "check_sink", "check_workflow", "gather"]
@@ -69,12 +70,14 @@ class Seen:
         told: How often clients were told what.
         sent: The messages that were acknowledged.
         refused: Those that were refused, since it had ended.
+        replies: What the asker was answered, by the number of the request.
     """
 
     effects: list[Effect] = field(default_factory=list[Effect])
     told: Counter[str] = field(default_factory=Counter[str])
     sent: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     refused: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    replies: dict[int, str] = field(default_factory=dict[int, str])
 
 
 def gather(lines: Iterable[Line]) -> dict[str, Seen]:
@@ -88,6 +91,9 @@ def gather(lines: Iterable[Line]) -> dict[str, Seen]:
                 seen.effects.append(Effect(name, key, token, is_late))
             case (("sent" | "refused"), (sender, index)):
                 (seen.sent if line.what == "sent" else seen.refused).append((sender, int(index)))
+            case "answered", (sender, index, reply):
+                seen.sent.append((sender, int(index)))
+                seen.replies[int(index)] = reply
             case _:
                 seen.told[line.what] += 1
     return found
@@ -101,6 +107,7 @@ def check_workflow(plan: Plan, seen: Seen, picture: Picture | None, *, deaths: i
     problems = [
         *_check_state(plan, seen, picture),
         *_check_messages(plan, seen, picture),
+        *_check_replies(plan, seen, picture),
         *_check_effects(seen, picture, deaths),
     ]
     if picture.state == "completed":
@@ -173,9 +180,7 @@ def _check_state(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
 def _check_messages(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
     read = [found for found, _ in picture.reads]
     there = Counter([*read, *picture.waiting])
-    planned = {
-        message_id(plan.number, sender, index): (sender, index) for sender in SENDERS for index in range(plan.messages)
-    }
+    planned = plan.letters
     for found, count in there.items():
         if count > 1:
             yield f"message {found} is there {count} times"
@@ -188,7 +193,7 @@ def _check_messages(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
         # It may be there all the same: stored when a kill kept its sender from being told, and the workflow ended by then.
         if picture.state == "completed" and message_id(plan.number, sender, index) in read:
             yield f"message {sender}/{index} was read, and refused when it was sent again"
-    for sender in SENDERS:
+    for sender in (*SENDERS, ASKER):
         order = [planned[found][1] for found in (*read, *picture.waiting) if planned.get(found, ("",))[0] == sender]
         if order != sorted(order):
             yield f"the messages of {sender} are in the order {order}"
@@ -197,6 +202,20 @@ def _check_messages(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
     wrong = [body for found, body in picture.reads if found in planned and body != list(planned[found])]
     if wrong:
         yield f"bodies were read that were not sent: {wrong}"
+
+
+def _check_replies(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
+    """A reply is what the step that dealt with the request returned, whenever and how often it was asked for."""
+    places = {found: place for place, (found, _) in enumerate(picture.reads)}
+    for index, reply in seen.replies.items():
+        place = places.get(message_id(plan.number, ASKER, index))
+        recorded = picture.steps.get((f"handle-{place}",))
+        if reply != recorded:
+            yield f"request {index} was answered with {reply}, and what dealt with it returned {recorded}"
+    if seen.told["changed"]:
+        yield "a reply was another when it was asked for again"
+    if seen.told["unanswered"] and picture.state == "completed":
+        yield "it completed, and left a request unanswered"
 
 
 def _check_effects(seen: Seen, picture: Picture, deaths: int) -> Iterator[str]:

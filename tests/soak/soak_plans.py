@@ -10,9 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NOTES", "SENDERS", "Plan", "child_id", "message_id", "plan_of", "sink_id", "sinks_of", "workflow_id"]
+__all__ = [
+    "ASKER",
+    "NOTES",
+    "SENDERS",
+    "Plan",
+    "child_id",
+    "message_id",
+    "plan_of",
+    "sink_id",
+    "sinks_of",
+    "workflow_id",
+]
 
 SENDERS = ("a", "b")
+
+ASKER = "q"
+"""The client that sends requests, and waits for the reply to each before the next."""
 
 NOTES = 2
 """How many messages a workflow that sends to a sink sends it."""
@@ -28,6 +42,7 @@ class Plan:
         number: Which workflow.
         delay_s: How long after the start of a process its clients begin.
         messages: How many messages each sender sends.
+        asks: How many requests the asker sends.
         naps: After how many messages it sleeps, and for how long; an hour is ended by a wake.
         pause_s: How long a sender waits before each message.
         sink: The workflow that it sends to, if it does.
@@ -40,6 +55,7 @@ class Plan:
     number: int
     delay_s: float
     messages: int
+    asks: int
     naps: dict[int, float]
     pause_s: float
     sink: str | None
@@ -50,7 +66,14 @@ class Plan:
     @property
     def reads(self) -> int:
         """How many messages the workflow reads."""
-        return self.messages * len(SENDERS)
+        return self.messages * len(SENDERS) + self.asks
+
+    @property
+    def letters(self) -> dict[str, tuple[str, int]]:
+        """All messages and requests that are sent to it: sender and number, by id."""
+        sent = [(sender, index) for sender in SENDERS for index in range(self.messages)]
+        sent += [(ASKER, index) for index in range(self.asks)]
+        return {message_id(self.number, sender, index): (sender, index) for sender, index in sent}
 
     @property
     def is_cancelled(self) -> bool:
@@ -106,10 +129,10 @@ def message_id(number: int, sender: str, index: int) -> str:
 def plan_of(seed: int, number: int, workflows: int) -> Plan:
     """The plan of one of so many workflows."""
     chance = random.Random(f"{seed}/{number}")
-    messages = chance.randint(1, 3)
+    messages, asks = chance.randint(1, 3), chance.choice((0, 0, 1, 2))
     naps = {
         index: chance.choice((0.0, 0.01, 0.05, HOUR_S if chance.random() < 0.5 else 0.3))
-        for index in range(messages * len(SENDERS))
+        for index in range(messages * len(SENDERS) + asks)
         if chance.random() < 0.3
     }
     acts = [chance.choice(("wake", "evict", "look", "pause", "recover")) for _ in range(chance.randint(0, 4))]
@@ -119,6 +142,7 @@ def plan_of(seed: int, number: int, workflows: int) -> Plan:
         number=number,
         delay_s=chance.uniform(0.0, 0.002 * workflows),
         messages=messages,
+        asks=asks,
         naps=naps,
         pause_s=chance.choice((0.0, 0.01, 0.1)),
         sink=sink_id(number % sinks_of(workflows)) if chance.random() < 0.5 else None,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import trio
-from soak_plans import NOTES, SENDERS, Plan, child_id, message_id, plan_of, sink_id, sinks_of, workflow_id
+from soak_plans import ASKER, NOTES, SENDERS, Plan, child_id, message_id, plan_of, sink_id, sinks_of, workflow_id
 
 from perdure.actors import Supervisor, WorkflowNotFoundError, open_supervisor
 from perdure.storage import FileStore, Store, ValueContext
@@ -29,6 +30,8 @@ from perdure.workflow import (
     Break,
     Context,
     Continue,
+    RequestTimeoutError,
+    RequestUnansweredError,
     StepInterruptedError,
     WorkflowCancelledError,
     WorkflowEndedError,
@@ -98,7 +101,13 @@ class SoakCodec:
         return sha256(f"{context.workflow_id}/{context.kind}".encode() + data).digest()[:8]
 
 
+MAILBOX_LIMIT = 3
+"""So small that senders, and workflows that send, often have to wait for room."""
+
 oracle: Oracle
+
+_ASKED = ("answered", "refused", "unanswered")
+"""What an asker is told in the end."""
 
 _TERMINAL = {state.value for state in WorkflowState if state.is_terminal}
 
@@ -155,9 +164,10 @@ async def soak(ctx: Context, plan: dict[str, Any]) -> dict[str, Any]:
         tokens["charge"] = "interrupted"
     bodies: list[Any] = []
     for index in range(plan["reads"]):
-        message = await ctx.queue.next(f"m{index}", names=["go"])
+        message = await ctx.queue.next(f"m{index}", names=["go"], completable=True)
         bodies.append(message.body)
         tokens[f"handle-{index}"] = await ctx.step(f"handle-{index}", slow_effect, f"handle-{index}")
+        await message.complete(tokens[f"handle-{index}"])
         if index in naps:
             await ctx.sleep(f"nap-{index}", naps[index])
 
@@ -221,8 +231,10 @@ class Clients:
         async with trio.open_nursery() as nursery:
             for sender in SENDERS:
                 nursery.start_soon(self._send, handle, sender)
+            nursery.start_soon(self._ask, handle)
             nursery.start_soon(self._act, handle)
-        await self._await_end(handle)
+            nursery.start_soon(self._await_end, handle)
+        self._note("ended")
 
     async def _handle(self) -> WorkflowHandle:
         if ("spawned",) in self._told:
@@ -242,6 +254,32 @@ class Clients:
                 self._note("refused", sender, index)
             else:
                 self._note("sent", sender, index)
+
+    async def _ask(self, handle: WorkflowHandle) -> None:
+        for index in range(self._plan.asks):
+            if {words[:3] for words in self._told} & {(told, ASKER, str(index)) for told in _ASKED}:
+                continue
+            try:
+                reply = await self._answer(handle, index)
+            except WorkflowEndedError:
+                self._note("refused", ASKER, index)
+            except RequestUnansweredError:
+                self._note("unanswered", ASKER, index)
+            else:
+                self._note("answered", ASKER, index, reply)
+                if await self._answer(handle, index) != reply:
+                    self._note("changed", ASKER, index)
+
+    async def _answer(self, handle: WorkflowHandle, index: int) -> str:
+        while True:
+            try:
+                body = [ASKER, index]
+                reply: str = await handle.request(
+                    "go", body, timeout=5.0, id=message_id(self._plan.number, ASKER, index)
+                )
+            except RequestTimeoutError:
+                continue
+            return reply
 
     async def _act(self, handle: WorkflowHandle) -> None:
         for index, act in enumerate(self._plan.acts):
@@ -283,7 +321,6 @@ class Clients:
                 patience_s = min(5.0, 1.5 * patience_s)
                 await handle.wake()
         await self._await_child()
-        self._note("ended")
 
     async def _await_row(self) -> None:
         row = await self._store.get_row(self._id)
@@ -326,6 +363,7 @@ async def serve(directory: Path, options: Options) -> None:
         codec=SoakCodec() if options.is_coded else None,
         max_live=options.max_live,
         idle_timeout=options.idle_timeout,
+        mailbox_limit=MAILBOX_LIMIT,
         handle_signals=True,
         grace=2.0,
     ) as supervisor:
@@ -347,8 +385,15 @@ async def serve(directory: Path, options: Options) -> None:
             have_ended.set()
 
 
+def end_with_the_killer() -> None:
+    """Its end of the pipe is closed when it is gone, however that came about: leave nothing behind that runs for ever."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
 def main() -> None:
     global oracle
+    threading.Thread(target=end_with_the_killer, daemon=True).start()
     directory = Path(sys.argv[1])
     oracle = Oracle(directory)
     trio.run(serve, directory, Options(*json.loads(sys.argv[2])))

@@ -40,7 +40,16 @@ def test_a_seed_gives_the_same_plan_in_every_process() -> None:
 # The checks. A workflow as it should be, and one change of it or of what was seen for each thing that can be wrong.
 
 PLAN = Plan(
-    number=1, delay_s=0.0, messages=1, naps={}, pause_s=0.0, sink=None, has_child=False, is_left_alone=False, acts=()
+    number=1,
+    delay_s=0.0,
+    messages=1,
+    asks=0,
+    naps={},
+    pause_s=0.0,
+    sink=None,
+    has_child=False,
+    is_left_alone=False,
+    acts=(),
 )
 NAMES = ["prepare", "shaky", "shaky", "thread", "charge", "handle-0", "handle-1", "left", "right", "quick",
          "turn-0", "turn-1", "turn-2"]  # fmt: skip
@@ -167,6 +176,29 @@ def test_what_is_wrong_is_said(what: str) -> None:
     said, lines, picture = WRONG[what]
     problems = "\n".join(problems_of(lines, picture))
     assert re.search(said, problems), problems
+
+
+def test_a_reply_that_is_wrong_is_seen() -> None:
+    plan = replace(PLAN, asks=1)
+    asked = message_id(1, "q", 0)
+    handled = Line("effect", "soak-1", ("handle-2", "key-handle-2", "handle-2-9"))
+    told = Line("answered", "soak-1", ("q", "0", "handle-2-9"))
+    lines = [*lines_of()[:-1], handled, told, Line("ended", "soak-1", ())]
+    right = picture_of()
+    right = replace(
+        right,
+        reads=[*right.reads, (asked, ["q", 0])],
+        steps=right.steps | {("handle-2",): "handle-2-9"},
+        output=right.output
+        | {"bodies": [["a", 0], ["b", 0], ["q", 0]], "tokens": right.output["tokens"] | {"handle-2": "handle-2-9"}},
+    )
+    assert problems_of(lines, right, plan) == []
+    another = [told._replace(rest=("q", "0", "another")) if line is told else line for line in lines]
+    assert any("request 0 was answered with another" in problem for problem in problems_of(another, right, plan))
+    assert any("is lost" in problem for problem in problems_of(lines, replace(right, reads=right.reads[:2]), plan))
+    for what, said in (("changed", "asked for again"), ("unanswered", "left a request unanswered")):
+        more = [*lines, Line(what, "soak-1", ("q", "0"))]
+        assert any(said in problem for problem in problems_of(more, right, plan))
 
 
 # Between workflows.
