@@ -387,7 +387,7 @@ async def serve(directory: Path, options: Options) -> None:
 
 def end_with_the_killer() -> None:
     """Its end of the pipe is closed when it is gone, however that came about: leave nothing behind that runs for ever."""
-    sys.stdin.buffer.read()
+    os.read(0, 1)
     os._exit(1)
 
 
