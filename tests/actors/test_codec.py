@@ -50,14 +50,20 @@ def _fresh() -> None:
 
 
 class Key(SealedCodec):
-    """A codec whose key service can be down."""
+    """A codec whose key service can be down, for encoding or for decoding."""
 
     is_down = False
+    is_unreadable = False
 
     def encode(self, data: bytes, context: ValueContext) -> bytes:
         if self.is_down:
             raise ConnectionError("no key service")
         return super().encode(data, context)
+
+    def decode(self, data: bytes, context: ValueContext) -> bytes:
+        if self.is_unreadable:
+            raise ConnectionError("no key service")
+        return super().decode(data, context)
 
 
 class SecretError(CriticalError):
@@ -288,6 +294,51 @@ async def test_what_cannot_be_encoded_is_no_failure_of_the_workflow_and_is_done_
             handle = await supervisor.get(name)
             await handle.message("go", "now")
             assert await handle.result() == RESULT
+
+
+@workflow(name="ticker")
+async def ticker(ctx: Context, given: None) -> list[str]:
+    told: list[str] = []
+    for number in range(5):
+        await ctx.sleep(f"pause-{number}", 10)
+        told.append(await ctx.step(f"tick-{number}", tell, str(number)))
+    return told
+
+
+async def test_a_workflow_at_work_goes_on_by_itself_once_its_values_can_be_encoded_again(
+    disk: Disk, autojump_clock: MockClock
+) -> None:
+    """S21: the codec fails for minutes in between: the step whose result could not be stored runs again, and no other."""
+    codec = Key()
+    async with disk.process(ticker, codec=codec, idle_timeout=5) as supervisor:
+        handle = await supervisor.spawn(ticker, "w", None)
+        await trio.sleep(25)
+        codec.is_down = True
+        await trio.sleep(300)
+        codec.is_down = False
+        assert await handle.result() == [f"secret-{number}" for number in range(5)]
+    assert sorted(set(effects)) == ["0", "1", "2", "3", "4"]
+    assert [effects.count(name) for name in "0134"] == [1, 1, 1, 1]
+    assert effects.count("2") > 1
+
+
+async def test_an_alarm_that_is_due_while_nothing_can_be_decoded_is_not_lost(
+    disk: Disk, autojump_clock: MockClock
+) -> None:
+    """S45: the workflow had left memory; it comes back by itself once its values can be read."""
+    codec = Key()
+    async with disk.process(ticker, codec=codec, idle_timeout=1) as supervisor:
+        handle = await supervisor.spawn(ticker, "w", None)
+        await trio.sleep(15)
+        codec.is_unreadable = True
+        await trio.sleep(300)
+        with pytest.raises(ValueCodecError, match="no key service"):
+            await handle.get_state()
+        codec.is_unreadable = False
+        await trio.sleep(1000)  # and nobody asks for it
+        assert await handle.get_state() is WorkflowState.COMPLETED
+        assert await handle.result() == [f"secret-{number}" for number in range(5)]
+    assert effects == ["0", "1", "2", "3", "4"]
 
 
 async def test_the_largest_input_and_message_fit_and_larger_ones_are_refused_without_a_trace(

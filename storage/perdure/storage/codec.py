@@ -216,8 +216,8 @@ class GuardedCodec:
     def failure(self, kind: ValueKind, reason: str) -> ValueCodecError:
         """The error for a value that cannot be decoded, which the caller raises."""
         return ValueCodecError(
-            f"the {kind} of workflow {self.workflow_id!r:.200} cannot be decoded {reason}: the key is not the one that it "
-            "was written with, or the data is damaged. Open it with the codec and the keys that wrote it; nothing is lost",
+            f"the {kind} of workflow {self.workflow_id!r:.200} cannot be decoded {reason}; nothing is lost, and with the codec "
+            "and the keys that wrote it, it goes on",
             workflow_id=self.workflow_id,
             kind=kind,
         )
