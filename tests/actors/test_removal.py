@@ -171,6 +171,71 @@ async def test_what_cannot_be_read_is_deleted_when_asked_for(disk: Disk, autojum
         assert await (await supervisor.spawn(nap, "nap-1", 1)).result() == "rested 1"
 
 
+@workflow(name="caller")
+async def caller(ctx: Context, input: None) -> str:
+    return await ctx.call("nap", nap, 1, workflow_id="child")
+
+
+async def test_a_child_is_deleted_once_its_caller_knows_how_it_ended(disk: Disk, autojump_clock: MockClock) -> None:
+    """S52: right after its end it is waited for that it has told; the caller goes on with what it was told."""
+    async with disk.process(nap, caller) as supervisor:
+        parent = await supervisor.spawn(caller, "parent")
+        child = None
+        while child is None:
+            await trio.sleep(0.1)
+            with suppress(WorkflowNotFoundError):
+                child = await supervisor.get("child")
+        assert await child.result() == "rested 1"
+        await supervisor.delete("child")
+        assert await parent.result() == "rested 1"
+        await supervisor.delete("parent")
+        assert disk.rows == {}
+
+
+async def test_one_that_cannot_do_its_duties_is_refused(disk: Disk, autojump_clock: MockClock) -> None:
+    """Its caller's storage fails, so nobody can be told how it ended; later it can."""
+    async with disk.process(nap, caller) as supervisor:
+        parent = await supervisor.spawn(caller, "parent")
+        await trio.sleep(0.5)
+        await parent.evict()
+        open_driver = disk.store.open_driver
+
+        async def refuse(workflow_id: str, *, create: bool = False) -> Any:
+            if workflow_id == "parent":
+                raise StorageError("the disk fails")
+            return await open_driver(workflow_id, create=create)
+
+        disk.store.open_driver = refuse  # type: ignore[method-assign]
+        assert await (await supervisor.get("child")).result() == "rested 1"
+        with pytest.raises(WorkflowNotEndedError, match="still has to tell others"):
+            await supervisor.delete("child")
+        disk.store.open_driver = open_driver  # type: ignore[method-assign]
+        assert await parent.result() == "rested 1"
+        await trio.sleep(200)
+        await supervisor.delete("child")
+
+
+async def test_a_deletion_that_waits_for_a_copy_holds_up_nobody_else(
+    disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with disk.process(nap) as supervisor:
+        await (await supervisor.spawn(nap, "nap-1", 0)).result()
+        delete = disk.store.delete
+
+        async def slow(workflow_id: str) -> None:
+            await trio.sleep(60)
+            await delete(workflow_id)
+
+        monkeypatch.setattr(disk.store, "delete", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.delete, "nap-1")
+            await trio.sleep(1)
+            began = trio.current_time()
+            assert await (await supervisor.spawn(nap, "nap-2", 2)).result() == "rested 2"
+            assert trio.current_time() - began < 10
+        assert set(disk.rows) == {"nap-2"}
+
+
 async def test_nothing_is_deleted_once_the_block_is_left(disk: Disk, autojump_clock: MockClock) -> None:
     async with disk.process(nap) as supervisor:
         await (await supervisor.spawn(nap, "nap-1", 0)).result()

@@ -105,7 +105,7 @@ class CatalogKeeper:
         """Delete a workflow that has no actor, its namespace and its row; see `Store.delete`."""
         async with self._lock:  # else what is just being written could bring the row back
             self._later.pop(workflow_id, None)
-            await self._store.delete(workflow_id)
+        await self._store.delete(workflow_id)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:

@@ -21,7 +21,16 @@ from perdure.actors.residents import Residents
 from perdure.storage import CatalogRow
 from perdure.storage.wake import TERMINAL_STATES
 
-__all__ = ["Removal", "is_removable"]
+__all__ = ["DUTIES_S", "Removal", "is_removable"]
+
+DUTIES_S: Final = 5.0
+"""How long a deletion waits for a workflow that has ended to do its duties, in seconds."""
+
+_LOOK_S: Final = 0.05
+
+
+def _has_duties(row: CatalogRow) -> bool:
+    return row.problem is None and row.state in TERMINAL_STATES and row.next_wake_ms is not None
 
 
 def is_removable(row: CatalogRow) -> bool:
@@ -50,11 +59,11 @@ class Removal:
         """
         while True:
             row = await self._row(workflow_id)
-            if row.problem is None and row.state in TERMINAL_STATES and row.next_wake_ms is not None:
-                # Perhaps it only seems to have duties: opened, its row is put right.
+            if _has_duties(row):
+                # Perhaps it only seems to: opened, its row is put right.
                 async with self._residents.using(workflow_id):
                     pass
-                row = await self._row(workflow_id)
+                row = await self._dutiful(workflow_id)
             if row.problem is None and not is_removable(row):
                 raise _not_ended(row)
             if self._residents.must_stay(workflow_id):
@@ -94,11 +103,18 @@ class Removal:
             row = await self._keeper.get(workflow_id)
             if row is None or not condition(row) or residents.must_stay(workflow_id):
                 return _PAST
-            with trio.CancelScope(shield=True):
-                await self._keeper.delete(workflow_id)
-                residents.forget(workflow_id)
-                self._keeper.events.tell(workflow_id, row.workflow_type, row.state, None)
+            await self._keeper.delete(workflow_id)
+            residents.forget(workflow_id)
+            self._keeper.events.tell(workflow_id, row.workflow_type, row.state, None)
             return None
+
+    async def _dutiful(self, workflow_id: str) -> CatalogRow:
+        """The row of a workflow that was given some time to do its duties, which usually are done in a moment."""
+        for _ in range(round(DUTIES_S / _LOOK_S)):
+            if not _has_duties(await self._row(workflow_id)):
+                break
+            await trio.sleep(_LOOK_S)
+        return await self._row(workflow_id)
 
     async def _row(self, workflow_id: str) -> CatalogRow:
         self._residents.check_open()

@@ -94,11 +94,11 @@ class Residents:
         self.asyncio: AsyncioThread = AsyncioThread()
         self.on_ended: Callable[[str], None] | None = None
         self.is_starting: Callable[[str], bool] | None = None
-        self.slots = Slots(max_live)
-        self.passivation = Passivation(idle_timeout)
-        self.dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
-        self.restarts = Restarts(self.dispatcher.want)
-        self.deadlines = Deadlines(clock, self.dispatcher.want)
+        self.slots: Slots = Slots(max_live)
+        self.passivation: Passivation = Passivation(idle_timeout)
+        self.dispatcher: Dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
+        self.restarts: Restarts = Restarts(self.dispatcher.want)
+        self.deadlines: Deadlines = Deadlines(clock, self.dispatcher.want)
         self.mail: MailDesk = MailDesk(self, mailbox_limit)
         self.admission: Admission | None = None
         self._store = store
@@ -108,7 +108,7 @@ class Residents:
         self._hooks = hooks
         self._on_dormant = on_dormant
         self._on_interrupt = on_interrupt
-        self.duties = Duties(self)
+        self.duties: Duties = Duties(self)
         self._hosting = Hosting(self, keeper, definitions)
         self._gates = Gates()
         self._suspects = Suspects()

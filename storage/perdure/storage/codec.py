@@ -162,7 +162,7 @@ class GuardedCodec:
     def __init__(self, codec: ValueCodec, workflow_id: str) -> None:
         self._codec = check_codec(codec)
         self._contexts: dict[ValueKind, ValueContext] = {}
-        self.workflow_id = workflow_id
+        self.workflow_id: str = workflow_id
         self.overhead_bytes: int = codec.overhead_bytes
 
     def encode(self, data: bytes, kind: ValueKind) -> bytes:
