@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 from portals import adder
 
-from perdure.actors import ActorHandle, ScheduleHandle, ScheduleNotFoundError, Supervisor, WorkflowStateChanged
+from perdure.actors import (
+    ActorHandle,
+    ScheduleHandle,
+    ScheduleNotFoundError,
+    Supervisor,
+    SupervisorClosedError,
+    WorkflowStateChanged,
+)
 from perdure.actors.portal import (
+    AsyncioEvents,
     AsyncioHandle,
     AsyncioScheduleHandle,
     AsyncioSupervisor,
@@ -23,9 +31,15 @@ from perdure.actors.portal import (
     open_asyncio_portal,
     open_portal,
 )
-from perdure.actors.portal.overseeing import AsyncioEvents
 from perdure.storage import MemoryStore
-from perdure.workflow import WorkflowState
+from perdure.workflow import (
+    Context,
+    InvalidArgumentError,
+    MailboxFullError,
+    RequestTimeoutError,
+    WorkflowState,
+    workflow,
+)
 from perdure.workflow.checks import is_coroutine_function
 
 ORIGINALS: list[tuple[type, type, type]] = [
@@ -147,3 +161,103 @@ def test_workflows_are_looked_at_told_of_and_tidied_on_both_faces(tmp_path: Path
 
 async def _read(events: AsyncioEvents) -> int:
     return len([event async for event in events])
+
+
+def test_who_gives_up_waiting_for_an_event_has_it_the_next_time() -> None:
+    """Also when the event was on its way to it in that moment."""
+    spawned = 50
+
+    async def main() -> None:
+        async with open_asyncio_portal(MemoryStore(), [adder]) as supervisor:
+            spawning = asyncio.create_task(_spawn(supervisor, spawned))
+            completed = impatient = 0
+            async with supervisor.events(buffer=10_000) as events:
+                while completed < spawned:
+                    try:
+                        event = await asyncio.wait_for(anext(events), 0.0005)
+                    except TimeoutError:
+                        impatient += 1
+                        continue
+                    assert event.missed == 0
+                    completed += event.new is WorkflowState.COMPLETED
+            assert impatient > 0
+            await spawning
+
+    asyncio.run(main())
+    with open_portal(MemoryStore(), [adder]) as supervisor, supervisor.events() as events:
+        with pytest.raises(TimeoutError):
+            events.next(timeout=0.01)
+        supervisor.spawn(adder, "sum-1", [1])
+        first = events.next(timeout=10)
+        assert first is not None
+        assert (first.workflow_id, first.old) == ("sum-1", None)
+        with pytest.raises(InvalidArgumentError, match=r"timeout=10\.0"):
+            events.next(timeout=-1)
+
+
+async def _spawn(supervisor: AsyncioSupervisor, number: int) -> None:
+    await asyncio.sleep(0.05)
+    for index in range(number):
+        await supervisor.spawn(adder, f"sum-{index}", [index])
+
+
+@workflow(name="clerk")
+async def clerk(ctx: Context, _: None) -> str:
+    """Answers one question, by asking another workflow, and ends at a message."""
+    question = await ctx.queue.next("question", completable=True)
+    await question.complete(await ctx.call("sum", adder, question.body))
+    return str((await ctx.queue.next("end", names=["end"])).body)
+
+
+def test_requests_mail_and_children_on_both_faces() -> None:
+    """S28: the same request again has the same reply."""
+    with open_portal(MemoryStore(), [adder, clerk], mailbox_limit=1) as supervisor:
+        handle = supervisor.spawn(clerk, "clerk-1")
+        for _ in range(2):
+            assert handle.request("question", [1, 2], timeout=20, id="q-1", reply_type=int) == 3
+        assert [child.workflow for child in handle.children()] == ["adder"]
+        handle.message_nowait("other", 1)
+        with pytest.raises(MailboxFullError):
+            handle.message_nowait("other", 2)
+        with pytest.raises(TimeoutError):
+            handle.message("other", 2, timeout=0.01)
+        with pytest.raises(RequestTimeoutError):
+            handle.request("question", [3], timeout=0.01)
+        assert [message.body for message in handle.undelivered()] == [1]
+        handle.cancel()
+
+    async def main() -> None:
+        async with open_asyncio_portal(MemoryStore(), [adder, clerk], mailbox_limit=1) as supervisor:
+            handle = await supervisor.spawn(clerk, "clerk-1")
+            for _ in range(2):
+                assert await handle.request("question", [1, 2], timeout=20, id="q-1") == 3
+            assert [child.workflow for child in await handle.children()] == ["adder"]
+            await handle.message_nowait("other", 1)
+            with pytest.raises(MailboxFullError):
+                await handle.message_nowait("other", 2)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(handle.message("other", 2), 0.01)
+            with pytest.raises(RequestTimeoutError):
+                await handle.request("question", [3], timeout=0.01)
+            assert [message.body for message in await handle.undelivered()] == [1]
+            await handle.cancel()
+
+    asyncio.run(main())
+
+
+def test_draining_on_both_faces_leaves_nothing_live_and_takes_nothing_more() -> None:
+    """S49."""
+    with open_portal(MemoryStore(), [adder, clerk]) as supervisor:
+        handle = supervisor.spawn(clerk, "clerk-1")
+        supervisor.drain(grace=5)
+        with pytest.raises(SupervisorClosedError):
+            handle.message("end")
+
+    async def main() -> None:
+        async with open_asyncio_portal(MemoryStore(), [adder, clerk]) as supervisor:
+            handle = await supervisor.spawn(clerk, "clerk-1")
+            await supervisor.drain(grace=5)
+            with pytest.raises(SupervisorClosedError):
+                await handle.message("end")
+
+    asyncio.run(main())

@@ -15,11 +15,14 @@ Rejected: one object with each method twice (`spawn`, `aspawn`), where every for
 from perdure.actors.portal.awaitable import AsyncioHandle, AsyncioScheduleHandle, AsyncioSupervisor
 from perdure.actors.portal.blocking import BlockingHandle, BlockingScheduleHandle, BlockingSupervisor
 from perdure.actors.portal.opening import open_asyncio_portal, open_portal
+from perdure.actors.portal.overseeing import AsyncioEvents, BlockingEvents
 
 __all__ = [
+    "AsyncioEvents",
     "AsyncioHandle",
     "AsyncioScheduleHandle",
     "AsyncioSupervisor",
+    "BlockingEvents",
     "BlockingHandle",
     "BlockingScheduleHandle",
     "BlockingSupervisor",

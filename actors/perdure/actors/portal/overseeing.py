@@ -6,6 +6,7 @@ Each method is the supervisor's of the same name, which says what it promises.
 from __future__ import annotations
 
 import builtins
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -20,6 +21,7 @@ from perdure.actors.overseer import SupervisorStats
 from perdure.actors.portal.thread import PortalThread
 from perdure.storage.attributes import Scalar
 from perdure.workflow import Workflow, WorkflowState
+from perdure.workflow.checks import check_duration
 
 __all__ = ["AsyncioEvents", "AsyncioOverseer", "BlockingEvents", "BlockingOverseer"]
 
@@ -30,16 +32,26 @@ class BlockingEvents(Iterator[WorkflowStateChanged]):
     def __init__(self, thread: PortalThread, stream: EventStream) -> None:
         self._thread = thread
         self._stream = stream
+        self._arrived: deque[WorkflowStateChanged] = deque()
 
     def __next__(self) -> WorkflowStateChanged:
         """The next event; blocks until there is one."""
-        try:
-            event = self._thread.call(lambda: _next(self._stream))
-        except SupervisorClosedError:  # it ended while the call was on its way
-            event = None
+        event = self.next()
         if event is None:
             raise StopIteration
         return event
+
+    def next(self, *, timeout: float | None = None) -> WorkflowStateChanged | None:
+        """The next event, or `None` once the supervisor ends and no more comes.
+
+        Args:
+            timeout: Seconds, after which a `TimeoutError` comes and nothing is lost; for ever unless given.
+        """
+        checked = None if timeout is None else check_duration(timeout, "timeout", "timeout=10.0")
+        with suppress(SupervisorClosedError):  # it ended while the call was on its way
+            if not self._arrived:
+                self._thread.call(lambda: _read(self._stream, self._arrived), timeout=checked)
+        return self._arrived.popleft() if self._arrived else None
 
 
 class AsyncioEvents:
@@ -48,25 +60,26 @@ class AsyncioEvents:
     def __init__(self, thread: PortalThread, stream: EventStream) -> None:
         self._thread = thread
         self._stream = stream
+        self._arrived: deque[WorkflowStateChanged] = deque()
 
     def __aiter__(self) -> AsyncioEvents:
         return self
 
     async def __anext__(self) -> WorkflowStateChanged:
-        """The next event; waits until there is one."""
-        try:
-            event = await self._thread.call_async(lambda: _next(self._stream))
-        except SupervisorClosedError:  # it ended while the call was on its way
-            event = None
-        if event is None:
+        """The next event; waits until there is one. Cancelled, it loses none."""
+        with suppress(SupervisorClosedError):  # it ended while the call was on its way
+            if not self._arrived:
+                await self._thread.call_async(lambda: _read(self._stream, self._arrived))
+        if not self._arrived:
             raise StopAsyncIteration
-        return event
+        return self._arrived.popleft()
 
 
-async def _next(stream: EventStream) -> WorkflowStateChanged | None:
+async def _read(stream: EventStream, arrived: deque[WorkflowStateChanged]) -> None:
+    """Take the next event, if one comes. It is kept for a reader that gave up in that very moment."""
     async for event in stream:
-        return event
-    return None
+        arrived.append(event)
+        return
 
 
 async def _close(stream: EventStream) -> None:
