@@ -17,8 +17,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from math import inf
 from os import PathLike
-from typing import Any, Literal, TypeVar, Unpack, cast, overload
-from zoneinfo import ZoneInfo
+from typing import Any, Literal, TypeVar, cast, overload
 
 import trio
 
@@ -33,10 +32,9 @@ from perdure.actors.overseer import Overseer
 from perdure.actors.own_namespace import OwnNamespace
 from perdure.actors.residents import Residents
 from perdure.actors.retention import Retention, check_retention
-from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions, define, describe
-from perdure.actors.schedule_record import Misfire, Overlap
 from perdure.actors.schedule_runs import ScheduleRuns
 from perdure.actors.schedules import Schedules
+from perdure.actors.scheduling import Scheduling
 from perdure.actors.shutdown import Shutdown, outlast
 from perdure.actors.signals import Signals, check_signals
 from perdure.actors.slots import default_max_live
@@ -65,7 +63,6 @@ from perdure.workflow.checks import (
     check_count,
     check_duration,
     check_mailbox_limit,
-    check_schedule_name,
     check_time_ms,
     check_workflow_id,
 )
@@ -235,7 +232,7 @@ def _check_store(store: object) -> Store:
     return store
 
 
-class Supervisor(Overseer):
+class Supervisor(Overseer, Scheduling):
     """Hosts workflows; made by `open_supervisor`."""
 
     def __init__(
@@ -266,14 +263,18 @@ class Supervisor(Overseer):
             on_dormant=alarms.expect,
             on_interrupt=self._interrupt,
         )
-        super().__init__(store, keeper, residents, alarms, definitions)
+        Overseer.__init__(self, store, keeper, residents, alarms, definitions)
         coding_bytes = store.overhead_bytes if isinstance(store, CodedStore) else 0
-        self._input_bytes_max = VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes
-        self._hooks = hooks
-        self._clock = clock
-        self._retention = Retention(retention, store, self._removal, clock) if retention else None
         self._own = OwnNamespace(store)
-        self._schedules = Schedules(self._own, clock, ScheduleRuns(self._residents, self._keeper, definitions))
+        Scheduling.__init__(
+            self,
+            Schedules(self._own, clock, ScheduleRuns(residents, keeper, definitions)),
+            clock,
+            self._registered,
+            VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes,
+        )
+        self._hooks = hooks
+        self._retention = Retention(retention, store, self._removal, clock) if retention else None
         self._admission = Admission(limits, store, self._keeper, self._own, clock, self._residents.want)
         self._residents.admission = self._admission if limits else None
         self._residents.on_ended = self._note_ended
@@ -380,108 +381,6 @@ class Supervisor(Overseer):
         if workflow_id not in self._residents.live and await self._store.get_row(workflow_id) is None:
             raise self._residents.not_found(workflow_id)
         return ActorHandle(self._residents, workflow_id)
-
-    @overload
-    async def schedule(
-        self,
-        name: str,
-        workflow: Callable[[Context, InputT], Awaitable[object]],
-        input: InputT,
-        **options: Unpack[ScheduleOptions],
-    ) -> ScheduleHandle: ...
-
-    @overload
-    async def schedule(
-        self, name: str, workflow: Callable[[Context, None], Awaitable[object]], **options: Unpack[ScheduleOptions]
-    ) -> ScheduleHandle: ...
-
-    @overload
-    async def schedule(
-        self, name: str, workflow: str, input: object = None, **options: Unpack[ScheduleOptions]
-    ) -> ScheduleHandle: ...
-
-    async def schedule(
-        self,
-        name: str,
-        workflow: WorkflowLike | str,
-        input: object = None,
-        *,
-        cron: str | None = None,
-        every: float | None = None,
-        timezone: str | ZoneInfo = "UTC",
-        overlap: Overlap = "skip",
-        misfire: Misfire = "once",
-        workflow_id: str | None = None,
-    ) -> ScheduleHandle:
-        """Start a workflow again and again, exactly once for each occurrence; a program may say so at every start.
-
-        Durable on return. A schedule that exists under the name stays as it is when this asks for the same. Otherwise it does
-        from now on what this says, and keeps what has occurred, what runs and what is queued.
-
-        Args:
-            name: Non-empty text of at most 512 bytes.
-            workflow: One of those given to `open_supervisor`, or its name.
-            input: What each run gets, fixed now.
-            cron: Five fields: minute, hour, day of month, month, day of week. Needs the extra `perdure[schedules]`.
-            every: Instead of `cron`: seconds of elapsed time from one occurrence to the next, 0.1 or more; the first is one such
-                period from now.
-            timezone: Of `cron`: a name such as `Europe/Berlin`, or a `ZoneInfo`.
-            overlap: What becomes of an occurrence while an earlier run has not ended: `skip` drops it, `queue` starts it
-                after that (1,000 wait at most), `allow` starts it beside it.
-            misfire: What becomes of occurrences that were missed, as nothing ran or was more than 60 seconds late: the latest is
-                run `once`, all are left out (`skip`), or `all` are run in order (the latest 1,000).
-            workflow_id: The ids of the runs: text in which `{time}` stands for the occurrence's time in UTC and `{name}` for the
-                schedule's name. `{name}@{time}` unless given, as in `report@2026-11-29T08:00:00Z`.
-
-        Raises:
-            InvalidArgumentError: An argument is wrong; nothing was written.
-            UnregisteredWorkflowError: The workflow was not given to `open_supervisor`.
-            MissingExtraError: `cron` needs a package that is not installed.
-            EncodeError: The input cannot be stored.
-            SupervisorClosedError: The supervisor is leaving its block.
-        """
-        check_schedule_name(name)
-        registered = self._registered(workflow)
-        definition = define(
-            registered.name,
-            self._clock.now_ms(),
-            cron=cron,
-            every=every,
-            timezone=timezone,
-            overlap=overlap,
-            misfire=misfire,
-            workflow_id=workflow_id,
-        )
-        encoded = encode_input(registered.function, input, bytes_max=self._input_bytes_max)
-        await self._schedules.put(name, definition, encoded)
-        return ScheduleHandle(self._schedules, self._clock, name)
-
-    async def get_schedule(self, name: str) -> ScheduleHandle:
-        """The handle of a schedule that exists.
-
-        Raises:
-            ScheduleNotFoundError: There is none.
-            SupervisorClosedError: The supervisor is leaving its block.
-        """
-        await self._schedules.standing(check_schedule_name(name))
-        return ScheduleHandle(self._schedules, self._clock, name)
-
-    async def schedules(self) -> tuple[ScheduleInfo, ...]:
-        """All schedules, by name.
-
-        Raises:
-            SupervisorClosedError: The supervisor is leaving its block.
-        """
-        return tuple(describe(standing) for standing in await self._schedules.standings())
-
-    async def unschedule(self, name: str) -> None:
-        """Remove a schedule, and the occurrences that it has queued; durable on return. Runs that began go on.
-
-        Raises:
-            ScheduleNotFoundError: There is none.
-            SupervisorClosedError: The supervisor is leaving its block.
-        """
-        await self._schedules.remove(check_schedule_name(name))
 
     async def drain(self, *, grace: float | None = None) -> None:
         """Come to rest before the block is left: take nothing more, let running steps finish, have nothing live.
