@@ -240,7 +240,12 @@ class TestLatest:
             until_ms - MINUTE_MS,
             until_ms,
         ]
-        assert asked < 50
+        assert asked < 100
+        rare = make_cron("* * 1 1 *", BERLIN)
+        last = at("2027-01-01T23:59", BERLIN)
+        assert rare.latest(at("2020-01-01T00:00"), at("2027-12-01T00:00"), 1) == [last]
+        assert rare.latest(at("2020-01-01T00:00"), at("2027-12-01T00:00"), 2) == [last - MINUTE_MS, last]
+        assert asked < 500, "a day with an occurrence each minute, a year ago"
 
     def test_there_may_be_fewer_than_asked_for(self) -> None:
         cron = make_cron("0 0 29 2 *", "UTC")

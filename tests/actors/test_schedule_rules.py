@@ -88,6 +88,7 @@ class TestOverlap:
         change = rules.advance(standing(hourly("skip"), h1=status), START_MS + 2 * HOUR_MS)
         assert hours(change) == {}
         assert change.cursor == Cursor(START_MS + 3 * HOUR_MS, START_MS + HOUR_MS), "which is decided for good"
+        assert change.dropped == 1
 
     def test_skip_runs_the_first_of_those_caught_up_with(self) -> None:
         assert hours(rules.advance(standing(hourly("skip", "all")), START_MS + 4 * HOUR_MS)) == {1: "starting"}
@@ -101,6 +102,7 @@ class TestOverlap:
         schedule = standing(hourly("queue", "all"), h1=ACTIVE, **full)
         change = rules.advance(schedule, START_MS + (rules.QUEUE_MAX + 3) * HOUR_MS)
         assert hours(change) == {rules.QUEUE_MAX + 1: "queued"}
+        assert change.dropped == 2
         assert change.cursor is not None
         assert change.cursor.last_ms == START_MS + (rules.QUEUE_MAX + 1) * HOUR_MS
 

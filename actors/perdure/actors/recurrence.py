@@ -96,18 +96,46 @@ class Cron:
         return self._next_elapsed(moment_ms) if self.is_elapsed else self._next_named(moment_ms)
 
     def latest(self, first_ms: int, until_ms: int, count: int) -> list[int]:
-        """See `Recurrence`. Looks back in windows that double, so its work is in what it finds rather than in the time."""
+        """See `Recurrence`. What it costs is in what it finds, not in the time that it looks back."""
+        last_ms = self._last(first_ms, until_ms)
+        if last_ms is None or count == 1:
+            return [] if last_ms is None else [last_ms]
         window_ms = 60_000
         while True:
-            start_ms = max(first_ms, until_ms - window_ms)
+            start_ms = max(first_ms, last_ms - window_ms)
             found: deque[int] = deque(maxlen=count)
-            occurrence_ms = self.next_after(start_ms - 1)
-            while occurrence_ms is not None and occurrence_ms <= until_ms:
+            occurrence_ms = self._first(start_ms, last_ms)
+            while occurrence_ms is not None:
                 found.append(occurrence_ms)
-                occurrence_ms = self.next_after(occurrence_ms)
+                occurrence_ms = self._first(occurrence_ms + 1, last_ms)
             if len(found) == count or start_ms == first_ms:
                 return list(found)
             window_ms *= 2
+
+    def _last(self, first_ms: int, until_ms: int) -> int | None:
+        """The last occurrence from `first_ms` to `until_ms`: found in windows that double, then by halving."""
+        window_ms = 60_000
+        while True:
+            start_ms = max(first_ms, until_ms - window_ms)
+            last_ms = self._first(start_ms, until_ms)
+            if last_ms is not None:
+                break
+            if start_ms <= first_ms:
+                return None
+            window_ms *= 2
+        high_ms = until_ms
+        while last_ms < high_ms:
+            middle_ms = (last_ms + high_ms + 1) // 2
+            later_ms = self._first(middle_ms, high_ms)
+            if later_ms is None:
+                high_ms = middle_ms - 1
+            else:
+                last_ms = later_ms
+        return last_ms
+
+    def _first(self, first_ms: int, until_ms: int) -> int | None:
+        found = self.next_after(first_ms - 1)
+        return found if found is not None and found <= until_ms else None
 
     def _next_named(self, moment_ms: int) -> int | None:
         for wall in _walls(self.text, self._wall(moment_ms, self._offset_ms(moment_ms))):

@@ -164,11 +164,13 @@ class Change:
         cursor: The new cursor, or `None` to leave it.
         puts: Runs that are new or have another status, by occurrence.
         removes: Occurrences whose runs have ended.
+        dropped: How many occurrences are left out as an earlier run has not ended; to be told, not stored.
     """
 
     cursor: Cursor | None = None
     puts: dict[int, Run] = field(default_factory=dict[int, Run])
     removes: tuple[int, ...] = ()
+    dropped: int = 0
 
     def __bool__(self) -> bool:
         """Whether anything changes."""

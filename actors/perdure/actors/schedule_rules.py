@@ -45,7 +45,7 @@ def advance(standing: Standing, now_ms: int) -> Change:
         if status is not None:
             puts[occurrence_ms] = Run(status, run_id(definition.id_template, standing.name, occurrence_ms))
             last_ms = occurrence_ms
-    return Change(Cursor(recurrence.next_after(now_ms), last_ms), puts)
+    return Change(Cursor(recurrence.next_after(now_ms), last_ms), puts, dropped=len(chosen) - len(puts))
 
 
 def _admit(definition: Definition, runs: dict[int, Run]) -> RunStatus | None:

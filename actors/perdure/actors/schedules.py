@@ -510,6 +510,13 @@ class Schedules:
         with trio.CancelScope(shield=True):
             await self._own.batch(batch)
         for standing, change in wanted:
+            if change.dropped:
+                _log.info(
+                    "schedule %r left out %d: an earlier run has not ended",
+                    standing.name,
+                    change.dropped,
+                    extra={"schedule": standing.name},
+                )
             for occurrence_ms in change.removes:
                 run = standing.runs.get(occurrence_ms)
                 if run is not None:
