@@ -20,6 +20,7 @@ from trio.testing import MockClock
 from perdure.actors import Supervisor
 from perdure.storage import StorageError, layout
 from perdure.workflow import (
+    ChildFailedError,
     Context,
     WorkflowCancelledError,
     WorkflowFailedError,
@@ -95,7 +96,7 @@ async def _result(supervisor: Supervisor, workflow_id: str) -> Any:
 
 
 async def explore(
-    make: Callable[[], Family], check: Callable[[Family], None], *, again: bool = True, stride: int = 1
+    make: Callable[[], Family], check: Callable[[Family], None], *, again: bool = True, is_same: bool = True
 ) -> int:
     """Play a family's life without a death, then with one at every write; and with a second at the recovery's first."""
     effects.clear()
@@ -107,7 +108,7 @@ async def explore(
     expected, counted = family.outcome(), len(family.disk.store.written)
     once = sorted(effects)
     explored = 0
-    for write in range(0, counted, stride):
+    for write in range(counted):
         for when in WHENS:
             effects.clear()
             family = make()
@@ -123,13 +124,14 @@ async def explore(
                     family.results.clear()
                     if deaths == 1 and again:
                         family.disk.next_store().die_at = (explored % 3, "after" if when == "before" else "before")
-            assert deaths >= 1
-            explored += 1
-            assert family.outcome() == expected, (write, when)
+            explored += deaths > 0
+            assert not is_same or family.outcome() == expected, (write, when)
             family.check()
             check(family)
-            assert set(effects) == set(once), (write, when)
+            assert not is_same or set(effects) == set(once), (write, when)
             assert len(effects) <= len(once) + deaths * 3, (write, when)
+    # Files are opened in threads, so which changes share a batch, and how many there are, is not the same each time.
+    assert explored >= 2 * counted - 6
     return explored
 
 
@@ -145,6 +147,23 @@ async def parent(ctx: Context, input: Any) -> list[Any]:
     first = await ctx.step("first", effect, "first")
     result = await ctx.call("child", child, "a")
     return [first, result, await ctx.step("last", effect, "last")]
+
+
+@workflow(name="failing")
+async def failing(ctx: Context, input: int) -> None:
+    await ctx.sleep("nap", input)
+    raise ValueError("no good")
+
+
+@workflow(name="endless")
+async def endless(ctx: Context, input: Any) -> None:
+    await ctx.step("begin", effect, "endless")
+    await ctx.queue.next("never")
+
+
+@workflow(name="reader")
+async def reader(ctx: Context, count: int) -> list[Any]:
+    return [(await ctx.queue.next(f"read-{number}", names=["item"])).body for number in range(count)]
 
 
 class TestCall:
@@ -173,3 +192,113 @@ class TestCall:
             assert family.results["p"] == ["a-more", "b-more"]
 
         await explore(lambda: Family(make_disk(), leaver, child, options={"max_live": 1}), check, again=False)
+
+    async def test_calls_beside_each_other(self, make_disk: Callable[[], Disk], autojump_clock: MockClock) -> None:
+        """S39: a join of calls, one of which fails; the failure is caught and the same."""
+
+        @workflow(name="joiner")
+        async def joiner(ctx: Context, input: Any) -> list[Any]:
+            async def bad(ctx: Context) -> str:
+                try:
+                    await ctx.call("bad", failing, 3)
+                except ChildFailedError as error:
+                    return str(error.error)
+                return "no failure"
+
+            async def good(ctx: Context) -> str:
+                return await ctx.call("good", child, "a")
+
+            result = await ctx.join("both", {"good": good, "bad": bad})
+            return [*result.values(), await ctx.step("last", effect, "last")]
+
+        def check(family: Family) -> None:
+            assert family.results["p"] == ["a-more", "ValueError: no good", "last"]
+            assert len(family.results) == 3
+
+        await explore(lambda: Family(make_disk(), joiner, child, failing), check, again=False)
+
+    async def test_a_child_whose_branch_lost_is_cancelled_in_the_end(
+        self, make_disk: Callable[[], Disk], autojump_clock: MockClock
+    ) -> None:
+        """S29, S39: whatever was written before the death, the loser's child is not left, and no duty is."""
+
+        @workflow(name="racer")
+        async def racer(ctx: Context, input: Any) -> Any:
+            async def slow(ctx: Context) -> str:
+                return await ctx.call("slow", endless, None)
+
+            async def quick(ctx: Context) -> str:
+                await ctx.sleep("nap", 3)
+                return "quick"
+
+            won = await ctx.race("first", {"slow": slow, "quick": quick})
+            await ctx.sleep("rest", 1000)
+            return won.value
+
+        def check(family: Family) -> None:
+            assert family.results["p"] == "quick"
+            # The time in which the process was dead may have decided the race before the child was made.
+            assert [value for key, value in family.results.items() if key != "p"] in (["cancelled"], [])
+
+        await explore(lambda: Family(make_disk(), racer, endless, seconds=1500), check, is_same=False)
+
+    async def test_a_parent_that_fails_cancels_what_it_called_and_leaves_what_it_is_to_leave(
+        self, make_disk: Callable[[], Disk], autojump_clock: MockClock
+    ) -> None:
+        """S39: its end, its duty to cancel, and that of its children, which tell nobody any more."""
+
+        @workflow(name="dying")
+        async def dying(ctx: Context, input: Any) -> None:
+            async def cancelled(ctx: Context) -> None:
+                await ctx.call("cancelled", endless, None, workflow_id="cancelled")
+
+            async def left(ctx: Context) -> None:
+                await ctx.call("left", child, "left", workflow_id="left", on_parent_end="leave")
+
+            await ctx.join("both", {"cancelled": cancelled, "left": left})
+
+        class Dying(Family):
+            async def live(self) -> None:
+                self.is_dead = getattr(self, "is_dead", False)
+                if not self.is_dead:
+                    async with self.disk.process(*self.workflows, **self.options) as supervisor:
+                        handle = await supervisor.spawn(dying, "p", None)
+                        made = self.disk.namespaces
+                        while any(layout.INPUT_KEY not in made.get(name, ()) for name in ("cancelled", "left")):
+                            await trio.sleep(0.1)
+                            self.disk.store.check()
+                        await handle.cancel()
+                    self.is_spawned = self.is_dead = True
+                await super().live()
+
+        def check(family: Family) -> None:
+            assert family.results == {"p": "cancelled", "cancelled": "cancelled", "left": "left-more"}
+
+        await explore(lambda: Dying(make_disk(), dying, endless, child), check, again=False)
+
+
+class TestSend:
+    async def test_what_is_sent_arrives_once_and_in_order(
+        self, make_disk: Callable[[], Disk], autojump_clock: MockClock
+    ) -> None:
+        """S27, S39: between the target's batch and the sender's own, and anywhere else."""
+
+        @workflow(name="sender")
+        async def sender(ctx: Context, input: Any) -> list[Any]:
+            async def read(ctx: Context) -> list[Any]:
+                return await ctx.call("reader", reader, 4, workflow_id="reader")
+
+            async def send(ctx: Context) -> None:
+                await ctx.sleep("until it is there", 1)
+                await ctx.step("begin", effect, "begin")
+                for number in range(3):
+                    await ctx.send(f"send-{number}", "reader", "item", number)
+                await ctx.step("end", effect, "end")
+                await ctx.send("last", "reader", "item", "last")
+
+            return (await ctx.join("both", {"read": read, "send": send}))["read"]
+
+        def check(family: Family) -> None:
+            assert family.results["p"] == [0, 1, 2, "last"]
+
+        await explore(lambda: Family(make_disk(), sender, reader), check)

@@ -246,6 +246,8 @@ def run_step(
         return _replay(operation, converter, None)
     if metadata.status is EntryStatus.EXHAUSTED:
         return _replay_failure(activation, _recorded_failure(activation, operation.name, entry, kind, metadata))
+    if "call" in activation.history.detail(entry.id):
+        raise operation.diverged(operation.name, node, "which calls a workflow, where the code asks for")
     operation.check_is_next()
     return _Attempts(operation, activation, fn, args, options, converter, node, metadata).run()
 
