@@ -5,6 +5,8 @@
 2. Doing one twice is harmless: a caller takes a child's end once, and a cancelled workflow stays cancelled.
 3. A workflow that has just ended does its duties before it leaves memory; every other one is opened for a visit to read what
    it owes, and for another to strike it off. No two visits are ever held at once, so that none waits for another's place.
+   Nor does one that has just ended wait for another one to leave memory, which may have to tell or to cancel this one: what
+   it cannot do so is left to a visit.
 4. What fails (the storage of the other workflow) is tried again after a pause that doubles up to `PAUSE_MAX_S`; the rest goes on.
 """
 
@@ -173,29 +175,38 @@ class Duties:
         if not actor.driver.has_duties or not actor.is_ended or workflow_id in self._busy:
             return
         self._busy.add(workflow_id)
+        is_done = False
+        actor.hold()  # so that whoever makes a workflow of this id anew does not close it meanwhile
         try:
             plan = _plan(actor.activation)
-            if plan is not None:
-                await _strike_off(actor.activation, plan, await self._carry_out(plan))
+            is_done = plan is None or await _strike_off(
+                actor.activation, plan, await self._carry_out(plan, is_waiting=False)
+            )
         except Exception as error:
             _log.warning(
                 "workflow %r cannot do what it owes: %s", workflow_id, error, extra={"workflow_id": workflow_id}
             )
         finally:
+            actor.release()
+            if not is_done:
+                self._again.add(workflow_id)
             self._finish(workflow_id)
 
-    async def _carry_out(self, plan: _Plan) -> _Report:
+    async def _carry_out(self, plan: _Plan, *, is_waiting: bool = True) -> _Report:
+        """Do what is planned; unless `is_waiting`, without waiting for a workflow that is leaving memory."""
         report = _Report([])
         limiter = trio.CapacityLimiter(_OTHERS_AT_ONCE)
 
         async def tell(caller_id: str) -> None:
             async with limiter:
-                if not await self._tell(plan, caller_id):
+                has_ended = None if is_waiting else self._has_ended(caller_id)
+                if not (await self._tell(plan, caller_id) if has_ended is None else has_ended):
                     report.is_told = False
 
         async def cancel(call: OpenCall) -> None:
             async with limiter:
-                if await self._cancel(plan, call):
+                has_ended = None if is_waiting else self._has_ended(call.child_id)
+                if await self._cancel(plan, call) if has_ended is None else has_ended:
                     report.cancelled.append(call)
 
         if len(plan.tell) == 1 and not plan.cancel:  # the usual case
@@ -207,6 +218,15 @@ class Duties:
             for call in plan.cancel:
                 nursery.start_soon(cancel, call)
         return report
+
+    def _has_ended(self, workflow_id: str) -> bool | None:
+        """Whether one that is leaving memory has ended, durably, so that it need not be told or cancelled.
+
+        Returns:
+            `None` for one that is not leaving.
+        """
+        actor = self._residents.live.get(workflow_id)
+        return None if actor is None or actor.is_usable else actor.driver.is_terminal
 
     async def _tell(self, plan: _Plan, caller_id: str) -> bool:
         """Tell one caller; returns whether it knows, durably, or is no more."""
