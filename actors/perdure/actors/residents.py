@@ -39,7 +39,7 @@ from perdure.actors.restarts import Restarts
 from perdure.actors.slots import Place, Slots
 from perdure.actors.suspects import Suspects
 from perdure.actors.troubles import Troubles
-from perdure.storage import CatalogRow, NamespaceNotFoundError, PerdureError, Store
+from perdure.storage import CatalogRow, NamespaceNotFoundError, PerdureError, Store, layout
 from perdure.storage.attributes import decode_attributes
 from perdure.storage.rebuild import parent_id_of
 from perdure.workflow import Clock, Workflow, WorkflowState
@@ -423,7 +423,12 @@ class Residents:
         await self._keeper.put(row)
         driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
         try:
-            activation = await self._load(workflow_id, driver)
+            if await driver.get(layout.STATE_KEY) is None:  # the usual case, in which there is nothing to be read
+                activation = Activation.blank(
+                    workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter, hooks=self._hooks
+                )
+            else:
+                activation = await self._load(workflow_id, driver)
             activation.create(definition.name, input, definition.function, birth)
             await activation.commit_from_outside()
             return self._admit(driver, activation, definition)

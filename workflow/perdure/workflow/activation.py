@@ -206,6 +206,22 @@ class Activation:
         return cls(driver, history, mailbox, requests, clock=clock, ids=ids, step_limiter=step_limiter, hooks=hooks)
 
     @classmethod
+    def blank(
+        cls,
+        workflow_id: str,
+        driver: Driver,
+        *,
+        clock: Clock,
+        step_limiter: trio.CapacityLimiter | None = None,
+        hooks: Hooks | None = None,
+    ) -> Activation:
+        """What `load` gives for a namespace that is known to be empty, as it was just made."""
+        history = History(workflow_id)
+        mailbox, requests = Mailbox(history.pending), Requests(history.pending)
+        ids = Uuid7Generator(clock)
+        return cls(driver, history, mailbox, requests, clock=clock, ids=ids, step_limiter=step_limiter, hooks=hooks)
+
+    @classmethod
     async def load_for_mail(
         cls, driver: Driver, *, clock: Clock | None = None, mailbox_limit: int = MAILBOX_LIMIT
     ) -> Activation:

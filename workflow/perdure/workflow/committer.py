@@ -42,6 +42,7 @@ class Committer:
     def __init__(self, driver: Driver, pending: Pending, *, is_alone: bool = False, watch: Watch | None = None) -> None:
         self.is_alone: bool = is_alone
         self._commits_in_turn = 0
+        self._declined_version = -1
         self._driver = driver
         self._pending = pending
         self._batch_nowait = nowait_batch(driver) if driver.atomic_batch else None
@@ -65,7 +66,10 @@ class Committer:
 
     def commit_nowait(self) -> bool:
         """`commit`, where it can be done without waiting; returns whether it was."""
-        return self.durable_version >= self._pending.version or (self.is_alone and self._write_nowait())
+        version = self._pending.version
+        if self.durable_version >= version:
+            return True
+        return self.is_alone and self._declined_version != version and self._write_nowait()
 
     async def commit(self) -> None:
         """Return once everything recorded before the call is durable.
@@ -116,6 +120,7 @@ class Committer:
         finally:
             if not is_written and self.broken is None:
                 self._pending.put_back(batch)
+                self._declined_version = self._pending.version
         if is_written:
             self.commits += 1
             self.durable_version = version
@@ -146,16 +151,17 @@ class Committer:
         version = self._pending.version
         batch = self._pending.take()
         try:
-            await self._hand_over(batch)
+            await self._hand_over(batch, is_declined=self._declined_version == version)
         except BatchRefusedError:
             self._pending.put_back(batch)
             raise
         self.durable_version = version
 
-    async def _hand_over(self, batch: Batch) -> None:
+    async def _hand_over(self, batch: Batch, *, is_declined: bool = False) -> None:
+        """Write it; `is_declined` if the driver was just asked to do so at once, and did not: that is not free."""
         try:
             # Without waiting, there is nothing that a cancellation could interrupt, and no need for a scope against it.
-            if self._batch_nowait is None or not self._batch_nowait(batch):
+            if is_declined or self._batch_nowait is None or not self._batch_nowait(batch):
                 with trio.CancelScope(shield=True):
                     await self._commit_batch(self._driver, batch)
         except BatchRefusedError:

@@ -316,7 +316,7 @@ def decode(converter: Converter | None, data: bytes | None, *, what: str, root: 
 
 
 def _inputs(function: Callable[..., Any] | None) -> Converter | None:
-    return _find(function, _input_annotation)
+    return None if function is None else _of_body(function, "input", _input_annotation)
 
 
 def _input_annotation(function: Callable[..., Any]) -> Any:
