@@ -56,7 +56,7 @@ async def one_at_a_time(directory: Path, total: int, *, is_recorded: bool = Fals
     store = RecordingStore(directory) if is_recorded else FileStore(directory)
     if isinstance(store, RecordingStore):
         store.drivers = []
-    async with open_supervisor(store, [reader]) as supervisor:
+    async with open_supervisor(store, [reader], mailbox_limit=10_000) as supervisor:
         handle = await supervisor.spawn(reader, "reader", total)
         await handle.message("start")
         await trio.testing.wait_all_tasks_blocked()
@@ -76,7 +76,7 @@ async def backlog(directory: Path, total: int, *, is_recorded: bool = False) -> 
     store = RecordingStore(directory) if is_recorded else FileStore(directory)
     if isinstance(store, RecordingStore):
         store.drivers = []
-    async with open_supervisor(store, [reader]) as supervisor:
+    async with open_supervisor(store, [reader], mailbox_limit=10_000) as supervisor:
         handle = await supervisor.spawn(reader, "reader", total)
         for _ in range(total):
             await handle.message("tick", 1)
