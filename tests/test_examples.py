@@ -1,5 +1,5 @@
 """The examples do what they say: the order survives two kills with one charge, the approval reminds and escalates, the
-offer is made without the carriers that fail, the report that is late is a summary.
+offer is made without the carriers that fail, the report that is late is a summary, the agent answers once.
 """
 
 from __future__ import annotations
@@ -383,3 +383,75 @@ def test_the_vault_binds_values_to_their_workflow_and_kind_and_grows_them_by_wha
         vault.decode(coded[:-1] + bytes([coded[-1] ^ 1]), ValueContext("w", "step"))
     with pytest.raises(LookupError, match="no key with the id"):
         module.Vault([bytes(31) + b"1"]).decode(coded, ValueContext("w", "step"))
+
+
+CONVERSATION = [
+    "user: Hello?",
+    "agent: Which order do you mean? (That was question 1.)",
+    "user: Where is order 17?",
+    "agent: I see that order 17 is on its way.",
+    "user: I want a refund for order 17.",
+]
+
+
+def desk(data: Path) -> list[dict[str, Any]]:
+    """What the manager was asked, and what was paid."""
+    return [json.loads(line) for line in (data / "desk.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_agent_that_was_killed_answers_the_same_questions_the_same_and_refunds_once(tmp_path: Path) -> None:
+    """S28: requests are asked again by their ids, in two further processes; the second finds only replies."""
+    data = tmp_path / "data"
+    arguments = ("--data", str(data))
+    killed = run_example("agent.py", *arguments, "--crash", directory=tmp_path, status=-signal.SIGKILL)
+    assert lines_of(killed)[:5] == CONVERSATION
+    first = lines_of(run_example("agent.py", *arguments, directory=tmp_path))
+    assert first[:5] == CONVERSATION
+    [receipt] = [line["receipt"] for line in desk(data) if "refunded" in line]
+    assert first[5:] == [
+        f"agent: I see that order 17 was refunded, receipt {receipt}.",
+        "user: Thanks!",
+        "agent: You are welcome.",
+        "agent: Goodbye.",
+        "the agent stopped",
+    ]
+    before = desk(data)
+    assert lines_of(run_example("agent.py", *arguments, directory=tmp_path)) == first
+    assert desk(data) == before
+    assert len({line["key"] for line in before if "asked" in line}) == 1
+
+
+@pytest.mark.parametrize(
+    ("manager", "answer"),
+    [
+        ("rejects", "I see that the refund of order 17 was rejected."),
+        ("sleeps", "I see that nobody decided on the refund of order 17 in time."),
+    ],
+)
+def test_the_agent_pays_nothing_without_a_persons_consent(manager: str, answer: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    arguments = ("--data", str(data), "--manager", manager, "--patience", "0.2" if manager == "sleeps" else "60")
+    lines = lines_of(run_example("agent.py", *arguments, directory=tmp_path))
+    assert f"agent: {answer}" in lines
+    assert [line for line in desk(data) if "refunded" in line] == []
+
+
+async def test_the_agent_sums_up_when_nobody_asks_for_a_while_and_waits_without_end_after_that(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In virtual time: its memory is one turn then, and it keeps on answering."""
+    module = load_example("agent")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where its annotations are looked up
+    persona = {"name": "Ada", "desk": str(tmp_path / "desk"), "patience": 60.0, "booking": 1.0, "idle": 3600.0}
+    driver = MemoryDriver()
+    async with trio.open_nursery() as nursery:
+        handle = await start_workflow(nursery, "agent-1", module.agent, persona, driver, clock=TrioClock())
+        assert await handle.request("ask", "Hello?", timeout=60) == "Which order do you mean? (That was question 1.)"
+        await trio.sleep(2 * 3600)
+        summaries = [entry for entry in await handle.history() if "sum-up" in entry.path]
+        assert len(summaries) == 1
+        await trio.sleep(300 * DAY_S)
+        assert await handle.request("ask", "Hello?", timeout=60) == "Which order do you mean? (That was question 1.)"
+        assert len([entry for entry in await handle.history() if "sum-up" in entry.path]) == 1
+        assert await handle.request("stop", timeout=60) == "Goodbye."
+        assert await handle.result() == "stopped"

@@ -37,20 +37,21 @@ class LocalSite:
         self.desk.senders.open()
         self.desk.askers.open()
 
-    def close(self, activation: Activation, *, has_failed: bool) -> None:
-        """The run is over; with `has_failed`, what the activation says did not all become durable."""
+    def close(self, activation: Activation, error: BaseException | None) -> None:
+        """The run is over; after an error, what the activation says did not all become durable."""
         history = activation.history
         workflow_id, state = history.workflow_id, history.state
         desk = self.desk
-        if state.is_terminal and not has_failed:
+        if state.is_terminal and error is None:
             desk.senders.close(lambda: ended_error(history))
             desk.askers.ask_to_look(workflow_id)  # which says that it has ended, if the reply is not there
             return
+        why = "" if error is None else f" ({type(error).__name__}: {error})"
         desk.senders.close(lambda: full_error(workflow_id, activation.mailbox_limit))
         desk.askers.close(
             lambda: WorkflowSuspendedError(
-                f"workflow {workflow_id!r} is {state.value} and not run here now, so nobody replies; ask again with the same "
-                "id once it has been run",
+                f"workflow {workflow_id!r} is {state.value} and not run here now{why}, so nobody replies; ask again with the "
+                "same id once it has been run",
                 workflow_id=workflow_id,
                 state=state.value,
             )

@@ -247,7 +247,7 @@ class _LocalHandle:
             self._error = error
         finally:
             stopped.set()
-            self._site.close(self._activation, has_failed=self._error is not None)
+            self._site.close(self._activation, self._error)
 
     @property
     def workflow_id(self) -> str:
