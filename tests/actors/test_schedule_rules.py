@@ -117,6 +117,11 @@ class TestOverlap:
         schedule = standing(hourly("queue"), h1=ACTIVE, h2=ACTIVE, h3=QUEUED)
         assert hours(rules.ended(schedule, START_MS + HOUR_MS)) == {}
 
+    def test_runs_that_end_together_are_noted_together(self) -> None:
+        schedule = standing(hourly("queue"), h1=ACTIVE, h2=ACTIVE, h3=QUEUED)
+        change = rules.ended(schedule, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS, START_MS + 9 * HOUR_MS)
+        assert (hours(change), len(change.removes)) == ({3: "starting"}, 2)
+
     def test_an_end_that_is_told_twice_changes_nothing_more(self) -> None:
         assert not rules.ended(standing(hourly("queue"), h2=ACTIVE), START_MS + HOUR_MS)
 

@@ -330,6 +330,40 @@ class TestOverlap:
             assert await handle.get_state() in (WorkflowState.CANCELLED, WorkflowState.FAILED)
         assert run_id("s", 2) in ids()
 
+    async def test_two_schedules_may_share_their_runs(self, disk: Disk, autojump_clock: MockClock) -> None:
+        """Their templates give the same ids, for the same workflow and input: one run serves both, and ends for both."""
+        async with disk.process(waiter) as supervisor:
+            for name in ("s", "t"):
+                await supervisor.schedule(name, waiter, cron="0 * * * *", workflow_id="shared-{time}")
+            for moment in ("2023-11-14T23:00:00", "2023-11-15T00:00:00"):
+                await sleep_until(disk, at(moment))
+                shared = f"shared-{moment}Z"
+                assert [info.active for info in await supervisor.schedules()] == [(shared,), (shared,)]
+                await (await supervisor.get(shared)).message("go")
+                await trio.sleep(1)
+                assert [info.active for info in await supervisor.schedules()] == [(), ()]
+            assert supervisor._schedules._ended == set()  # pyright: ignore[reportPrivateUsage]
+            assert supervisor._schedules._runs == {}  # pyright: ignore[reportPrivateUsage]
+        assert len(ids()) == 2
+
+    async def test_hundreds_of_runs_that_end_together_are_noted_in_few_batches(
+        self, tmp_path: Path, autojump_clock: MockClock
+    ) -> None:
+        disk = Disk("memory", tmp_path)
+        async with disk.process(waiter) as supervisor:
+            schedule = await supervisor.schedule("s", waiter, every=1, overlap="allow")
+            await trio.sleep(300.5)
+            await schedule.pause()
+            active = (await schedule.info()).active
+            assert len(active) == 300
+            before = disk.store.written.count("own")
+            async with trio.open_nursery() as nursery:
+                for workflow_id in active:
+                    nursery.start_soon((await supervisor.get(workflow_id)).cancel)
+            await trio.sleep(10)
+            assert (await schedule.info()).active == ()
+            assert disk.store.written.count("own") - before < 250
+
 
 class TestPause:
     async def test_a_paused_schedule_starts_nothing_over_restarts_until_it_is_resumed(

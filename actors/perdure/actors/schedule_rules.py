@@ -71,13 +71,14 @@ def started(standing: Standing, occurrence_ms: int) -> Change:
     return Change(puts={occurrence_ms: Run(RunStatus.ACTIVE, run.workflow_id)})
 
 
-def ended(standing: Standing, occurrence_ms: int) -> Change:
-    """Note that a run has ended, and start what waited for that."""
-    if occurrence_ms not in standing.runs:
+def ended(standing: Standing, *occurrences_ms: int) -> Change:
+    """Note that runs have ended, and start what waited for that."""
+    removes = tuple(occurrence_ms for occurrence_ms in occurrences_ms if occurrence_ms in standing.runs)
+    if not removes:
         return Change()
-    runs = {key: run for key, run in standing.runs.items() if key != occurrence_ms}
+    runs = {key: run for key, run in standing.runs.items() if key not in removes}
     is_paused = standing.cursor.is_paused
-    return Change(puts=_promoted(standing.definition, runs, is_paused=is_paused), removes=(occurrence_ms,))
+    return Change(puts=_promoted(standing.definition, runs, is_paused=is_paused), removes=removes)
 
 
 def _promoted(definition: Definition, runs: dict[int, Run], *, is_paused: bool) -> dict[int, Run]:

@@ -16,7 +16,7 @@ Rejected: starting first and moving the cursor after. A run that ended and was d
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Final, Protocol
@@ -32,6 +32,7 @@ from perdure.actors.schedule_record import (
     Change,
     Cursor,
     Definition,
+    Run,
     RunStatus,
     Standing,
     decode_cursor,
@@ -101,7 +102,7 @@ class Schedules:
         self._nursery: trio.Nursery | None = None
         self._starters: set[str] = set()
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
-        self._runs: dict[str, tuple[str, int]] = {}
+        self._runs: dict[str, set[tuple[str, int]]] = {}  # by id; schedules with one template may share a run
         self._started: list[tuple[str, int]] = []
         self._ended: set[str] = set()
         self._has_ended = trio.Event()
@@ -185,19 +186,14 @@ class Schedules:
             del self._standings[name]
             self._unverified.pop(name, None)
             self._armed.pop(name, None)
-            for run in standing.runs.values():
-                self._runs.pop(run.workflow_id, None)
+            for occurrence_ms, run in standing.runs.items():
+                self._forget(run.workflow_id, name, occurrence_ms)
 
     def is_starting(self, workflow_id: str) -> bool:
         """Whether this is a run that was decided and is not durably noted as started: it may not be deleted."""
         if self._generation is None:
             return not self._is_lost  # not known yet
-        found = self._runs.get(workflow_id)
-        if found is None:
-            return False
-        standing = self._standings.get(found[0])
-        run = None if standing is None else standing.runs.get(found[1])
-        return run is not None and run.status is RunStatus.STARTING
+        return any(run.status is RunStatus.STARTING for _, _, run in self._runs_of(workflow_id))
 
     def note_ended(self, workflow_id: str) -> None:
         """A workflow has ended, or was deleted; harmless for one that is no run of a schedule."""
@@ -296,21 +292,18 @@ class Schedules:
 
     async def _take_ended(self) -> None:
         """Note the ends of runs whose beginning is noted; the others' are when that is."""
-        changes: list[tuple[Standing, Change]] = []
-        taken: set[str] = set()
-        for workflow_id in list(self._ended):
-            name, occurrence_ms = self._runs.get(workflow_id, ("", 0))
-            standing = self._standings.get(name)
-            run = None if standing is None else standing.runs.get(occurrence_ms)
-            if standing is None or run is None or run.workflow_id != workflow_id:
-                self._ended.discard(workflow_id)
-            elif run.status is RunStatus.ACTIVE and all(other is not standing for other, _ in changes):
-                changes.append((standing, rules.ended(standing, occurrence_ms)))
-                taken.add(workflow_id)
-            elif run.status is RunStatus.ACTIVE:
-                self._has_ended.set()  # another run of the same schedule: next time
-        await self._commit(changes)
-        self._ended -= taken
+        ends: dict[str, list[int]] = {}
+        waiting: set[str] = set()
+        taken = set(self._ended)
+        for workflow_id in taken:
+            for name, occurrence_ms, run in self._runs_of(workflow_id):
+                if run.status is RunStatus.ACTIVE:
+                    ends.setdefault(name, []).append(occurrence_ms)
+                else:
+                    waiting.add(workflow_id)
+        standings = self._standings
+        await self._commit([(standings[name], rules.ended(standings[name], *ended)) for name, ended in ends.items()])
+        self._ended -= taken - waiting
 
     @trio.lowlevel.enable_ki_protection
     async def _verify(self) -> None:
@@ -451,11 +444,10 @@ class Schedules:
         self._generation = generation
         self._standings = standings
         self._started = []
-        self._runs = {
-            run.workflow_id: (name, occurrence_ms)
-            for name, standing in standings.items()
-            for occurrence_ms, run in standing.runs.items()
-        }
+        self._runs = {}
+        for name, standing in standings.items():
+            for occurrence_ms, run in standing.runs.items():
+                self._runs.setdefault(run.workflow_id, set()).add((name, occurrence_ms))
         self._heap = []
         self._armed = {}
         self._unverified = {
@@ -494,10 +486,29 @@ class Schedules:
             if run is not None and await self._host.has_ended(run.workflow_id):
                 self._ended.add(run.workflow_id)
             unverified.discard(occurrence_ms)
-        for occurrence_ms, run in list(standing.runs.items()):
-            if run.workflow_id in self._ended and run.status is RunStatus.ACTIVE:
-                await self._commit([(standing, rules.ended(standing, occurrence_ms))])
-                self._ended.discard(run.workflow_id)
+        ended = [
+            occurrence_ms
+            for occurrence_ms, run in standing.runs.items()
+            if run.workflow_id in self._ended and run.status is RunStatus.ACTIVE
+        ]
+        await self._commit([(standing, rules.ended(standing, *ended))])
+        if ended:
+            self._has_ended.set()  # other schedules may have the same runs; then it is forgotten that these have ended
+
+    def _runs_of(self, workflow_id: str) -> Iterator[tuple[str, int, Run]]:
+        """For which schedules and occurrences a workflow is the run."""
+        for name, occurrence_ms in self._runs.get(workflow_id, ()):
+            standing = self._standings.get(name)
+            run = None if standing is None else standing.runs.get(occurrence_ms)
+            if run is not None:
+                yield name, occurrence_ms, run
+
+    def _forget(self, workflow_id: str, name: str, occurrence_ms: int) -> None:
+        known = self._runs.get(workflow_id)
+        if known is not None:
+            known.discard((name, occurrence_ms))
+            if not known:
+                del self._runs[workflow_id]
 
     async def _commit(self, changes: Iterable[tuple[Standing, Change]]) -> None:
         """Write changes in one batch, then make them."""
@@ -520,9 +531,9 @@ class Schedules:
             for occurrence_ms in change.removes:
                 run = standing.runs.get(occurrence_ms)
                 if run is not None:
-                    self._runs.pop(run.workflow_id, None)
+                    self._forget(run.workflow_id, standing.name, occurrence_ms)
             for occurrence_ms, run in change.puts.items():
-                self._runs[run.workflow_id] = (standing.name, occurrence_ms)
+                self._runs.setdefault(run.workflow_id, set()).add((standing.name, occurrence_ms))
             change.apply(standing)
             self._follow(standing)
 
