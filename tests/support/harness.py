@@ -525,6 +525,9 @@ class Host:
             result = await self.stop(fn, input)
         return result.output if self.handle is None else await self.handle.result()
 
+    async def down(self) -> None:
+        """Leave the namespace to somebody else; there is nothing to leave here."""
+
     async def control(self, action: Literal["wake", "cancel", "recover"]) -> None:
         """Do to the workflow what its handle does, running or not."""
         if self.handle is not None:
@@ -627,8 +630,14 @@ def is_crash(error: BaseException) -> bool:
 
 @asynccontextmanager
 async def host(namespace: Namespace, mode: RunMode, **options: Any) -> AsyncIterator[Host]:
-    """A `Host` whose end is an ordinary exit of its nursery."""
-    async with Host(namespace, mode, **options) as running:
+    """A `Host` whose end is an ordinary exit of its nursery; in the tests' own mode `hosted`, one with a supervisor."""
+    if str(mode) == "hosted":
+        from hosted import HostedHost
+
+        made: Host = HostedHost(namespace, mode, **options)
+    else:
+        made = Host(namespace, mode, **options)
+    async with made as running:
         yield running
 
 

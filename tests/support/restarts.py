@@ -201,6 +201,7 @@ class Stage:
 
         async def do() -> Stop:
             await self.process.evict()
+            await self.process.down()
             async with trio.open_nursery() as nursery:
                 handle = await start_workflow(
                     nursery,
@@ -208,7 +209,7 @@ class Stage:
                     self.world.workflow,
                     None,
                     await self.namespace.driver(),
-                    mode=self.mode,
+                    mode="yield" if self.mode == "yield" else "live",
                     clock=self.clock,
                     ids=self.process.ids(),
                     on_history_updated=self.process.on_history_updated,
@@ -278,7 +279,12 @@ class Stage:
 
     async def do(self, what: Callable[[], Awaitable[T]]) -> T:
         """Anything else; the workflow must not be in memory."""
-        return await self.act(what)
+
+        async def do() -> T:
+            await self.process.down()
+            return await what()
+
+        return await self.act(do)
 
     async def state(self) -> WorkflowState:
         """The stored state."""
@@ -526,6 +532,8 @@ async def _play_with_fault(
     try:
         with scheduled(1):
             stage = await scenario(namespace)
+        if str(stage.mode) == "hosted":  # the supervisor has restarted it, as a next process would
+            stage.deaths += 1
     except StorageError as error:
         if "by the test" not in str(error):
             raise
