@@ -113,6 +113,14 @@ class TestWhatIsTold:
             assert await handle.get_state() is WorkflowState.SLEEPING
             assert disk.namespaces["c-1"][STATE] == b"sleeping"
 
+    async def test_a_list_shows_who_waits(self, disk: Disk, autojump_clock: MockClock) -> None:
+        async with disk.process(counter) as supervisor:
+            await parked_late(disk, supervisor)
+            (found,) = await supervisor.list()
+            assert found.state is WorkflowState.SLEEPING
+            assert found.is_live
+            assert disk.namespaces["c-1"][STATE] == b"sleeping"
+
     async def test_a_message_to_one_that_was_written_meanwhile_is_read(
         self, disk: Disk, autojump_clock: MockClock
     ) -> None:

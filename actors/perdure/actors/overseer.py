@@ -281,9 +281,10 @@ class Overseer:
         return changed
 
     async def _look(self) -> None:
-        """Bring the catalog up to date with what is durable."""
+        """Bring the catalog up to date with what is durable, and make durable who waits."""
         self._residents.check_open()
         await trio.lowlevel.checkpoint()
+        await self._residents.late_parks.flush()
         with suppress(StorageError):  # the keeper tries again, and says so; until then what is there is shown
             await self._keeper.flush()
 
