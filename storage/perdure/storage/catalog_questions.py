@@ -61,7 +61,7 @@ _Way: TypeAlias = Sequence[_Range]
 
 def select(connection: sqlite3.Connection, question: Question, limit: int) -> list[_Found]:
     """The rows, in order of creation, at most `limit`."""
-    if limit <= 0:
+    if limit <= 0 or question.states == frozenset():
         return []
     way = _narrowest(connection, _ways(connection, question), question)
     columns = ", ".join(f"w.{column}" for column in COLUMNS.split(", "))
@@ -79,6 +79,8 @@ def select(connection: sqlite3.Connection, question: Question, limit: int) -> li
 
 def count(connection: sqlite3.Connection, question: Question) -> int:
     """How many rows there are."""
+    if question.states == frozenset():
+        return 0  # SQLite cannot be told to use an index where nothing is wanted of it
     total = 0
     for each in _narrowest(connection, _ways(connection, question), question):
         where, values = _where(each, question)

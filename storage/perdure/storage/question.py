@@ -29,7 +29,7 @@ class Question:
         after: After the row made at this time (milliseconds since the epoch) with this id.
     """
 
-    states: Collection[str] | None = None
+    states: frozenset[str] | None = None
     workflow_type: str | None = None
     created_before_ms: int | None = None
     attributes: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
