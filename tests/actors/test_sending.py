@@ -18,6 +18,7 @@ from perdure.workflow import (
     HostRequiredError,
     StepCriticalError,
     WorkflowFailedError,
+    WorkflowState,
     load_snapshot,
     run_workflow,
     workflow,
@@ -161,3 +162,92 @@ class TestTrouble:
             assert await handle.result() == "sent"
             assert await target.result() == ["x"]
             assert opened > 3
+
+
+class TestFull:
+    async def test_a_full_mailbox_is_waited_for_and_nothing_is_lost_or_reordered(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S48: the sender is parked, and may leave memory; with room for one workflow only as well (S47)."""
+
+        @workflow(name="slow")
+        async def slow(ctx: Context, count: int) -> list[Any]:
+            bodies: list[Any] = []
+            for number in range(count):
+                await ctx.sleep(f"work-{number}", 50)
+                bodies.append((await ctx.queue.next(f"read-{number}")).body)
+            return bodies
+
+        for max_live in (1, 10):
+            async with disk.process(slow, sender, mailbox_limit=2, max_live=max_live) as supervisor:
+                target = await supervisor.spawn(slow, "r", 8)
+                handle = await supervisor.spawn(sender, "s", list(range(8)))
+                await trio.sleep(20)
+                assert await handle.get_state() is WorkflowState.SLEEPING
+                assert len(await target.undelivered()) == 2
+                await handle.evict()
+                assert await handle.result() == "sent"
+                assert await target.result() == list(range(8))
+            for workflow_id in ("r", "s"):
+                await disk.next_store().acquire()
+                await disk.store.delete(workflow_id)
+                await disk.store.aclose()
+
+    async def test_it_is_told_at_once_when_there_is_room(self, disk: Disk, autojump_clock: MockClock) -> None:
+        """S48"""
+        sent_at: dict[int, float] = {}
+
+        @workflow(name="timed")
+        async def timed(ctx: Context, input: Any) -> None:
+            for number in range(3):
+                await ctx.send(f"send-{number}", "r", "item", number)
+                sent_at.setdefault(number, trio.current_time())
+
+        @workflow(name="later")
+        async def later(ctx: Context, input: Any) -> Any:
+            await ctx.sleep("nap", 1000)
+            return [(await ctx.queue.next(f"read-{number}")).body for number in range(3)]
+
+        async with disk.process(timed, later, mailbox_limit=2) as supervisor:
+            began = trio.current_time()
+            target = await supervisor.spawn(later, "r", None)
+            await supervisor.spawn(timed, "s", None)
+            assert await target.result() == [0, 1, 2]
+        assert sent_at[1] - began < 1
+        assert 1000 <= sent_at[2] - began < 1000.5
+
+    async def test_senders_of_both_kinds_get_their_turn(self, disk: Disk, autojump_clock: MockClock) -> None:
+        """S48: those outside of workflows do not keep workflows waiting for ever, nor the other way round."""
+
+        @workflow(name="reads")
+        async def reads(ctx: Context, count: int) -> Any:
+            await ctx.sleep("nap", 10)
+            return [(await ctx.queue.next(f"read-{number}")).body for number in range(count)]
+
+        async with disk.process(reads, sender, mailbox_limit=1) as supervisor:
+            target = await supervisor.spawn(reads, "r", 16)
+            for number in range(2):
+                await supervisor.spawn(sender, f"s-{number}", [f"{number}-{each}" for each in range(4)])
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(target.message, "item", f"outside-{number}")
+            bodies = await target.result()
+        assert sorted(bodies) == sorted(
+            [f"{number}-{each}" for number in range(2) for each in range(4)] + [f"outside-{n}" for n in range(8)]
+        )
+        for number in range(2):
+            own = [body for body in bodies if body.startswith(f"{number}-")]
+            assert own == sorted(own)
+
+    async def test_a_target_that_ends_refuses_whoever_waits(self, disk: Disk, autojump_clock: MockClock) -> None:
+        """S48"""
+        async with disk.process(reader, sender, mailbox_limit=1) as supervisor:
+            target = await supervisor.spawn(reader, "r", 1, start_at=1e6)
+            handle = await supervisor.spawn(sender, "s", [1, 2])
+            await trio.sleep(5)
+            await target.cancel()
+            began = trio.current_time()
+            with pytest.raises(WorkflowFailedError) as failed:
+                await handle.result()
+            assert failed.value.name == "WorkflowEndedError"
+            assert trio.current_time() - began < 0.5

@@ -5,8 +5,9 @@
 3. A child is made inside its gate, and only if its call is open still: whoever cancels the children of calls that were given
    up comes before, and there is none yet and never will be, or after, and finds it.
 4. Whoever joins a workflow that exists does so alone, and looks for a cycle first (`cycles.py`).
-5. That there is room in a mailbox is told to as many senders as there is room for, first come, first served; those that
-   are not in memory are brought in. It is not durable: senders that wait have an alarm as well.
+5. That there is room in a mailbox is told to as many workflows as there is room for, first come, first served; those that
+   are not in memory are brought in. Their turn is before that of senders outside of workflows, who are let in once one of
+   them has come, or a moment later. Nothing of this is durable: workflows that wait have an alarm as well.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from perdure.workflow import ErrorInfo, InvalidArgumentError, Workflow, Workflow
 from perdure.workflow.birth import Birth
 from perdure.workflow.calls import ChildOutcome, parent_reference
 from perdure.workflow.control import recover
-from perdure.workflow.errors import CallCycleError
+from perdure.workflow.errors import CallCycleError, MailboxFullError
 from perdure.workflow.failures import describe
 from perdure.workflow.host import CallRefusal, CallRequest, HostLeavingError, Parcel
 from perdure.workflow.notices import outcome_of
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["Hosting"]
 
 _REMEMBERED_MAX: Final = 100_000
+
+_TURN_S: Final = 1.0
+"""How long room is kept free for workflows that were told of it, in seconds."""
+
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
 
 
@@ -93,26 +98,45 @@ class Hosting:
         with _asking(parcel.target):
             try:
                 async with self._residents.using(parcel.target) as actor:
-                    await accept(actor.activation, parcel)
+                    try:
+                        await accept(actor.activation, parcel)
+                    except MailboxFullError:
+                        self._waiting.setdefault(parcel.target, {})[parcel.sender] = None
+                        raise
             except (WorkflowNotFoundError, WorkflowEndedError) as error:
                 return _info(error, parcel.target)
             await self._residents.ensure_running(parcel.target)
         return None
 
-    def has_room(self, workflow_id: str, count: int) -> None:
-        """Let as many senders try again."""
+    def has_room(self, workflow_id: str, count: int) -> bool:
+        """Let as many senders try again; returns whether there are any."""
         senders = self._waiting.get(workflow_id)
-        while senders and count > 0:
-            sender = next(iter(senders))
+        if not senders:
+            return False
+        for sender in list(senders)[:count]:
             del senders[sender]
-            count -= 1
             actor = self._residents.live.get(sender)
             if actor is not None and actor.is_started:
                 actor.activation.signal(("room", workflow_id))
             else:
                 self._residents.want(sender)
-        if senders is not None and not senders:
+        if not senders:
             del self._waiting[workflow_id]
+        if self._residents.nursery is not None and not self._residents.is_closing:
+            self._residents.nursery.start_soon(self._let_others_in, workflow_id)
+        return True
+
+    async def _let_others_in(self, workflow_id: str) -> None:
+        """Those who were told may not come, and others wait for the room."""
+        await trio.sleep(_TURN_S)
+        actor = self._residents.live.get(workflow_id)
+        if actor is not None and actor.is_usable:
+            actor.activation.let_in()
+
+    def gone(self, actor: Actor) -> None:
+        """A workflow has left memory; if it has ended, whoever waits to send to it is to know."""
+        if actor.is_ended:
+            self.has_room(actor.workflow_id, len(self._waiting.get(actor.workflow_id, ())))
 
     # Calls.
 

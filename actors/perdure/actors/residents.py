@@ -595,6 +595,7 @@ class Residents:
             if actor.driver.has_duties and not self.is_closing:
                 self.duties.left(actor.workflow_id)
             self.mail.gone(actor)
+            self._hosting.gone(actor)
         if actor.error is not None:
             self._note_trouble(actor.workflow_id, actor.error, actor)
             return

@@ -587,6 +587,11 @@ class Activation:
     def make_room(self, count: int) -> None:
         """It is durable that so many messages were read: let as many in that wait for room."""
         self.mailbox.make_room(count)
+        if self.host is None or not self.host.has_room(self.history.workflow_id, count):
+            self.let_in()
+
+    def let_in(self) -> None:
+        """Let as many in as there is room for of those who wait for it outside of workflows."""
         if self.senders is not None:
             self.senders.let_in(self)
 

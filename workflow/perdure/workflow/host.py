@@ -125,8 +125,12 @@ class Host(Protocol):
         """
         ...
 
-    def has_room(self, workflow_id: str, count: int) -> None:
-        """A hosted workflow has read so many messages, or will read none any more."""
+    def has_room(self, workflow_id: str, count: int) -> bool:
+        """There is room for so many messages in a hosted workflow's mailbox.
+
+        Returns:
+            Whether workflows are told that wait to send there, and whose turn it is.
+        """
         ...
 
 

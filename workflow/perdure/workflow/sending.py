@@ -21,14 +21,15 @@ from perdure.storage.errors import EncodeError
 from perdure.storage.schema import EntryMetadata, EntryStatus, MailboxMessage, StepEntry
 from perdure.workflow.checks import check_message_name, check_workflow_id, ms_ceil
 from perdure.workflow.children import PAUSE_MAX_S, PAUSE_S, asked
-from perdure.workflow.control import arm_if_missed
+from perdure.workflow.control import deliver
 from perdure.workflow.derived import derive_message_id
-from perdure.workflow.errors import ErrorInfo, WorkflowEndedError
+from perdure.workflow.errors import ErrorInfo, MailboxFullError
 from perdure.workflow.failures import cut_text, describe, info_from_map, info_from_text, info_to_map, step_error
 from perdure.workflow.host import Parcel, host_of
 from perdure.workflow.logs import fields_of
 from perdure.workflow.plain import to_plain
-from perdure.workflow.waits import Wait
+from perdure.workflow.senders import ended_error, full_error
+from perdure.workflow.waits import Signal, Wait
 
 if TYPE_CHECKING:
     from perdure.workflow.activation import Activation
@@ -79,9 +80,12 @@ async def run_send(operation: Operation, workflow_id: str, message_name: str, bo
     parcel = Parcel(history.workflow_id, target, message_id, name, data)
     pause_s = PAUSE_S
     while True:
+        signal: Signal | None = None
         try:
             refusal = await asked(operation, partial(host.deliver, parcel))
             break
+        except MailboxFullError:
+            signal = ("room", target)
         except StorageError as error:
             _log.info(
                 "workflow %r: the message that %r sends waits %g seconds, as the storage of %r fails: %s",
@@ -92,7 +96,7 @@ async def run_send(operation: Operation, workflow_id: str, message_name: str, bo
                 error,
                 extra=fields_of(history, path),
             )
-        await activation.park(Wait(activation.clock.now_ms() + ms_ceil(pause_s)), operation)
+        await activation.park(Wait(activation.clock.now_ms() + ms_ceil(pause_s), signal=signal), operation)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
     node, info = _record(operation, node, refusal)
     await activation.commit()
@@ -146,16 +150,13 @@ async def accept(activation: Activation, parcel: Parcel) -> None:
         return
     if history.state.is_terminal:
         await activation.commit_from_outside()  # that it has ended is not told before it is durable
-        raise WorkflowEndedError(
-            f"workflow {history.workflow_id!r} is {history.state.value} and takes no more messages",
-            workflow_id=history.workflow_id,
-            state=history.state.value,
-        )
+        raise ended_error(history)
+    if mailbox.size >= activation.mailbox_limit:
+        raise full_error(history.workflow_id, activation.mailbox_limit)
     letter = mailbox.write(
         MailboxMessage(parcel.message_id, parcel.name, parcel.body, activation.clock.now_ms()), remember=False
     )
     arrivals.note(parcel.sender, parcel.message_id, letter.sequence)
     activation.arm_if_dormant()
-    await activation.commit_from_outside()
-    activation.offer([letter])
-    await arm_if_missed(activation)
+    await deliver(activation, letter)
+    activation.let_in()
