@@ -62,7 +62,7 @@ WAITS: dict[str, Callable[[World, Context], Awaitable[Any]]] = {"sleep": nap, "r
 async def test_a_scope_of_the_users_around_a_durable_wait_is_the_same_fault_at_every_restart(
     wait: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S31: the typed error, in both modes; nothing of the wait is recorded, and the right code goes on."""
+    """S31, S39: the typed error, in both modes; nothing of the wait is recorded, and the right code goes on."""
 
     def code(timeout: float) -> Any:
         async def workflow(world: World, ctx: Context) -> Any:
@@ -92,7 +92,7 @@ async def test_a_scope_of_the_users_around_a_durable_wait_is_the_same_fault_at_e
 async def test_except_clauses_swallow_nothing_and_finally_blocks_record_nothing_when_it_is_stopped(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S31: `except Exception` around a step, a sleep and a wait, `finally` with a step in it: stopped in each of them."""
+    """S31, S39: `except Exception` around a step, a sleep and a wait, `finally` with a step in it: stopped in each of them."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         swallowed: list[str] = []
@@ -222,7 +222,7 @@ def begins(fails: bool) -> Any:
 async def test_cancel_ends_it_as_cancelled_or_as_it_had_ended_and_the_work_stops(
     point: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S32: during a step, while sleeping, backing off, waiting, in branches, while rolling back, after the end."""
+    """S32, S39: during a step, while sleeping, backing off, waiting, in branches, while rolling back, after the end."""
     reach, after_s, state = POINTS[point]
 
     async def script(stage: Stage) -> None:
@@ -256,7 +256,7 @@ async def note_effects(stage: Stage) -> None:
 async def test_cancel_at_the_commit_of_a_step_ends_it_as_cancelled(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S32: its result, on its way to the disk, may be there or not; nothing comes after it."""
+    """S32, S39: its result, on its way to the disk, may be there or not; nothing comes after it."""
 
     def make() -> Namespace:
         return slowed(make_quick_namespace(), 4)
@@ -294,7 +294,7 @@ def slowed(namespace: Namespace, batch_s: float) -> Namespace:
 async def test_evict_leaves_it_resumable_and_it_ends_as_if_never_stopped(
     point: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S33: at the same points; it resumes in another process, and what is stored in the end is that of a run without."""
+    """S33, S39: at the same points; it resumes in another process, and what is stored in the end is that of a run without."""
     reach, after_s, _ = POINTS[point]
     fails = point == "in a handler"
 
@@ -334,7 +334,7 @@ async def test_evict_leaves_it_resumable_and_it_ends_as_if_never_stopped(
 async def test_newer_code_runs_and_writes_nothing_for_what_has_ended(
     end: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S34: completed, failed or cancelled, by whichever process."""
+    """S34, S39: completed, failed or cancelled, by whichever process."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         await world.step(ctx, "step")
@@ -373,7 +373,7 @@ async def test_newer_code_runs_and_writes_nothing_for_what_has_ended(
 async def test_rollback_undoes_every_completed_step_in_reverse_and_goes_on_where_it_was(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S35: in a finished join, a race's winner, a try block, retained iterations, after a caught failure; resumed between
+    """S35, S39: in a finished join, a race's winner, a try block, retained iterations, after a caught failure; resumed between
     any two handlers."""
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -425,7 +425,7 @@ async def step_without_handler(world: World, ctx: Context) -> None:
 async def test_a_failing_handler_is_retried_and_then_both_errors_are_kept(
     heals: bool, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S35: with the step's own policy, over restarts in its backoff; the handlers before it do not run if it is given up."""
+    """S35, S39: with the step's own policy, over restarts in its backoff; the handlers before it do not run if it is given up."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def failing(rollback: RollbackContext, output: Any) -> None:
@@ -456,7 +456,7 @@ async def test_a_failing_handler_is_retried_and_then_both_errors_are_kept(
 async def test_a_handler_without_a_checkpoint_is_refused_before_its_step_runs(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S35: the same at every restart, nothing recorded; with the checkpoint it goes on."""
+    """S35, S39: the same at every restart, nothing recorded; with the checkpoint it goes on."""
 
     def code(is_right: bool) -> Any:
         async def workflow(world: World, ctx: Context) -> Any:
@@ -484,7 +484,7 @@ async def test_a_handler_without_a_checkpoint_is_refused_before_its_step_runs(
 async def test_recover_resets_what_failed_and_what_was_undone_and_nothing_else(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S36: after a failed join, after exhausted retries and a rollback; on a workflow that did not fail it has no effect."""
+    """S36, S39: after a failed join, after exhausted retries and a rollback; on a workflow that did not fail it has no effect."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         mended = world.facts.get("mended", 0)
@@ -540,7 +540,7 @@ async def test_recover_resets_what_failed_and_what_was_undone_and_nothing_else(
 async def test_hooks_that_raise_change_nothing_and_a_failure_is_told_once_at_most(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S37: of a retry, of an exhausted step that is caught, of the workflow; a process that dies in between loses the event,
+    """S37, S39: of a retry, of an exhausted step that is caught, of the workflow; a process that dies in between loses the event,
     and none tells it again."""
     caplog.set_level(logging.CRITICAL, "perdure.workflow")
 

@@ -50,7 +50,7 @@ async def finish(stage: Stage) -> None:
 async def test_what_is_finished_is_passed_over_as_a_unit_wherever_it_is(
     around: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S1: a finished join, race, loop and try block, inside a loop, a block or a branch, followed by a sleep."""
+    """S1, S39: a finished join, race, loop and try block, inside a loop, a block or a branch, followed by a sleep."""
 
     async def finished(world: World, ctx: Context) -> list[Any]:
         async def step(ctx: Context) -> Any:
@@ -88,7 +88,7 @@ async def test_what_is_finished_is_passed_over_as_a_unit_wherever_it_is(
 async def test_a_version_is_decided_once_by_what_was_recorded_when_it_was_met(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S2: met after a finished join and loop by an instance of older code: 1; by a fresh place: the latest, and kept."""
+    """S2, S39: met after a finished join and loop by an instance of older code: 1; by a fresh place: the latest, and kept."""
 
     def code(latest: int) -> Any:
         async def workflow(world: World, ctx: Context) -> Any:
@@ -125,7 +125,7 @@ async def test_a_version_is_decided_once_by_what_was_recorded_when_it_was_met(
 async def test_no_effect_outlives_the_version_that_led_to_it(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S2: each process has newer code; whatever it dies at, what was done is of one version, the recorded one."""
+    """S2, S39: each process has newer code; whatever it dies at, what was done is of one version, the recorded one."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         stage: Stage = world.facts["stage"]
@@ -149,7 +149,7 @@ async def test_no_effect_outlives_the_version_that_led_to_it(
 async def test_removed_retires_a_version_check(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S2: `removed` retires it, where it is recorded and where it is not."""
+    """S2, S39: `removed` retires it, where it is recorded and where it is not."""
 
     def code(is_retired: bool) -> Any:
         async def workflow(world: World, ctx: Context) -> Any:
@@ -178,7 +178,7 @@ async def test_removed_retires_a_version_check(
 async def test_a_failure_that_try_step_handed_back_is_the_same_value_on_replay(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S3: a critical failure, an exhausted step and a timeout, each before a sleep: equal values, no step run again."""
+    """S3, S39: a critical failure, an exhausted step and a timeout, each before a sleep: equal values, no step run again."""
     seen: dict[str, StepFailure] = {}
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -253,7 +253,7 @@ KINDS: dict[str, Any] = {
 async def test_divergence_is_named_writes_nothing_and_is_undone_by_the_old_code_or_by_removed(
     kind: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S4: each kind, in a branch: missing from the new code, or another kind in its place; the old code goes on, or
+    """S4, S39: each kind, in a branch: missing from the new code, or another kind in its place; the old code goes on, or
     `removed` makes it acceptable."""
 
     def code(operation: Any) -> Any:
@@ -301,7 +301,7 @@ NAMES = ("a/b", "a", "b", "~0", "x" * 300, "🎉", "שלום:0", "q:count")
 async def test_unusual_names_are_entries_of_their_own(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S5: as names of steps, of branches and of a loop: no aliasing, each its own entry with its own value."""
+    """S5, S39: as names of steps, of branches and of a loop: no aliasing, each its own entry with its own value."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def branch(ctx: Context, name: str) -> Any:
@@ -370,7 +370,7 @@ async def test_what_cannot_be_replayed_is_refused_alike_at_every_restart_and_rig
     mode: RunMode,
     autojump_clock: MockClock,
 ) -> None:
-    """S5, S6: a clash with a queue read's names; a name used twice; a forgotten await; two operations at once."""
+    """S5, S6, S39: a clash with a queue read's names; a name used twice; a forgotten await; two operations at once."""
     is_clean = wrong in (not_awaited, two_at_once)
 
     def code(asked: Any) -> Any:
@@ -409,7 +409,7 @@ EMPTY = (None, 0, "", [], {}, False)
 async def test_empty_values_are_values(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S7: steps that return one, and loops that break with one, run once and keep it, in value and type."""
+    """S7, S39: steps that return one, and loops that break with one, run once and keep it, in value and type."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         values: list[Any] = []
@@ -451,7 +451,7 @@ def rich() -> list[Any]:
 async def test_every_run_sees_equal_values_of_equal_types_whatever_the_code_does_to_them(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S8: values of every kind from a step, a branch and a message, mutated as soon as they are there."""
+    """S8, S39: values of every kind from a step, a branch and a message, mutated as soon as they are there."""
     seen: dict[str, str] = {}
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -496,7 +496,7 @@ UNSTORABLE: dict[str, tuple[Callable[[], Any], str]] = {
 async def test_a_result_that_cannot_be_stored_fails_the_workflow_alike_at_every_restart(
     what: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S9: terminal, naming step and type, or size and limit; not run again once that is recorded, and never stuck."""
+    """S9, S39: terminal, naming step and type, or size and limit; not run again once that is recorded, and never stuck."""
     make, named = UNSTORABLE[what]
 
     def close(value: Any) -> Any:
@@ -540,7 +540,7 @@ def chained() -> CriticalError:
 async def test_errors_of_every_shape_are_raised_alike_and_readable_after_every_restart(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S10: two arguments, attributes, a chain, a message of 1 MB that is not ASCII; caught, and at last the workflow's."""
+    """S10, S39: two arguments, attributes, a chain, a message of 1 MB that is not ASCII; caught, and at last the workflow's."""
     seen: dict[str, Any] = {}
     shapes: dict[str, Callable[[], Exception]] = {
         "two": lambda: TwoArgumentsError(402, "the desk"),
@@ -575,7 +575,7 @@ async def test_errors_of_every_shape_are_raised_alike_and_readable_after_every_r
 async def test_each_step_writes_what_changed_and_no_more_whatever_was_recorded_before(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S11: of twelve steps, of which half were recorded by another process, the last is as much to write as the first."""
+    """S11, S39: of twelve steps, of which half were recorded by another process, the last is as much to write as the first."""
     batches: list[Batch] = []
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -603,7 +603,7 @@ async def test_each_step_writes_what_changed_and_no_more_whatever_was_recorded_b
 async def test_pruning_commits_with_the_state_it_belongs_to_and_keeps_as_many_iterations_as_asked(
     size: int, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S12: whatever the process dies at, what is retained fits the state; what is stored does not grow."""
+    """S12, S39: whatever the process dies at, what is retained fits the state; what is stored does not grow."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def body(ctx: Context, total: int) -> Continue[int] | Break[int]:
@@ -631,7 +631,7 @@ async def test_pruning_commits_with_the_state_it_belongs_to_and_keeps_as_many_it
 async def test_wide_and_deep_workflows_resume_at_every_level(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S13: a join of ten branches, loops nested five deep with a read in the innermost; the sizes have tests of their own."""
+    """S13, S39: a join of ten branches, loops nested five deep with a read in the innermost; sizes have tests of their own."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def branch(ctx: Context) -> Any:
@@ -656,7 +656,7 @@ async def test_wide_and_deep_workflows_resume_at_every_level(
 async def test_a_replay_from_a_step_keeps_what_came_before_it_and_loses_no_message(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S14: earlier sleeps, messages, joins and versions stay; what was read after the step is read again."""
+    """S14, S39: earlier sleeps, messages, joins and versions stay; what was read after the step is read again."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def branch(ctx: Context) -> Any:
@@ -702,7 +702,7 @@ async def test_a_replay_from_a_step_keeps_what_came_before_it_and_loses_no_messa
 async def test_names_that_branches_register_while_a_flush_is_on_its_way_reach_the_store(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S15: every batch takes a while; a flush that is refused, lost or applied unknown to us is written or read anew."""
+    """S15, S39: every batch takes a while; a flush that is refused, lost or applied unknown to us is written or read anew."""
 
     def make() -> Namespace:
         namespace = make_quick_namespace()
@@ -740,7 +740,7 @@ async def test_names_that_branches_register_while_a_flush_is_on_its_way_reach_th
 async def test_a_history_of_the_reference_engine_ends_as_recorded_whatever_the_process_dies_at(
     file: str, make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S16: the first stop of each recording, resumed here."""
+    """S16, S39: the first stop of each recording, resumed here."""
     stops = vectors.stops_of(file)
 
     async def workflow(world: World, ctx: Context) -> Any:

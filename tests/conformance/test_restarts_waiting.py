@@ -46,7 +46,7 @@ def failing_until(attempt: int, value: Any = "worked") -> Callable[[int], Any]:
 async def test_retries_go_on_where_they_were_and_an_exhausted_step_recovers_with_a_fresh_count(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S17: fails twice, then works, in a branch of a join too; exhausted, the last error is kept; `recover()` begins anew."""
+    """S17, S39: fails twice, works, in a branch of a join too; exhausted, the last error is kept; `recover()` begins anew."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def flaky(ctx: Context) -> Any:
@@ -87,7 +87,7 @@ async def test_retries_go_on_where_they_were_and_an_exhausted_step_recovers_with
 async def test_attempts_stay_consistent_when_a_step_itself_kills_the_process(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S18: death during an attempt, and, at every write, between a failure and its retry."""
+    """S18, S39: death during an attempt, and, at every write, between a failure and its retry."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         stage: Stage = world.facts["stage"]
@@ -112,7 +112,7 @@ async def test_attempts_stay_consistent_when_a_step_itself_kills_the_process(
 async def test_a_step_that_kills_the_process_every_time_ends_in_a_crash_loop_error(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S18: after ten activations, whatever else the process dies of meanwhile; `recover()` then lets the mended step run."""
+    """S18, S39: after ten activations, whatever else the process dies of meanwhile; `recover()` then lets the mended step run."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         stage: Stage = world.facts["stage"]
@@ -143,7 +143,7 @@ async def test_a_step_that_kills_the_process_every_time_ends_in_a_crash_loop_err
 async def test_at_no_time_do_two_attempts_at_a_step_that_times_out_run(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S19: cancelled for real, its cleaning up waited for, then retried; and one whose timeout is final, caught."""
+    """S19, S39: cancelled for real, its cleaning up waited for, then retried; and one whose timeout is final, caught."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def slow() -> int:
@@ -175,7 +175,7 @@ async def test_at_no_time_do_two_attempts_at_a_step_that_times_out_run(
 async def test_a_step_that_finishes_in_spite_of_its_eviction_is_recorded(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S20: eviction waits for it; a crash before the result is written runs it again, one after does not."""
+    """S20, S39: eviction waits for it; a crash before the result is written runs it again, one after does not."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def stubborn() -> str:
@@ -201,7 +201,7 @@ async def test_a_step_that_finishes_in_spite_of_its_eviction_is_recorded(
 async def test_a_storage_error_is_no_failure_of_a_step(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S21: at every write, refused, lost, or applied without our knowing: after reloading the result is there, or the step
+    """S21, S39: at every write, refused, lost, or applied without our knowing: after reloading the result is there, or the step
     runs again; no attempt is counted for it."""
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -221,7 +221,7 @@ async def test_a_storage_error_is_no_failure_of_a_step(
 async def test_an_at_most_once_step_runs_at_most_once_and_an_unknown_outcome_is_told(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S22: killed before, during and after the function: `StepInterruptedError`, which `try_step` can return."""
+    """S22, S39: killed before, during and after the function: `StepInterruptedError`, which `try_step` can return."""
     ends: Counter[tuple[str, int]] = Counter()
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -267,7 +267,7 @@ async def test_an_at_most_once_step_runs_at_most_once_and_an_unknown_outcome_is_
 async def test_ephemeral_steps_are_in_the_next_durable_write_and_recur_in_order(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S23: what is recorded is a beginning of the program, whatever the process dies at."""
+    """S23, S39: what is recorded is a beginning of the program, whatever the process dies at."""
     order = ["e1", "e2", "d1", "e3", "sleep", "e4", "d2"]
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -297,7 +297,7 @@ async def test_ephemeral_steps_are_in_the_next_durable_write_and_recur_in_order(
 async def test_sleeps_end_at_their_deadline_whatever_happens_to_the_clock_and_the_process(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S24: past deadlines, a restart before and one after the deadline, a clock set back and forward an hour, a year."""
+    """S24, S39: past deadlines, a restart before and one after the deadline, a clock set back and forward an hour, a year."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         outcomes = [await ctx.sleep("nothing", 0), await ctx.sleep_until("past", 1.0)]
@@ -335,7 +335,7 @@ async def test_sleeps_end_at_their_deadline_whatever_happens_to_the_clock_and_th
 async def test_wake_ends_what_waits_for_time_at_once_and_durably(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S24: in a sleep, in a retry's backoff and inside a join; asked for again where it was not acknowledged; harmless when
+    """S24, S39: in a sleep, in a retry's backoff and inside a join; asked for again where it was not acknowledged; harmless when
     nothing sleeps, and after the end."""
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -377,7 +377,7 @@ async def test_wake_ends_what_waits_for_time_at_once_and_durably(
 async def test_waits_with_a_timeout_that_end_by_message_leave_nothing_behind(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S25: five in a loop: no alarm, no task, no parking, no entry more than one wait has."""
+    """S25, S39: five in a loop: no alarm, no task, no parking, no entry more than one wait has."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def body(ctx: Context, total: int) -> Continue[int] | Break[int]:
@@ -409,7 +409,7 @@ async def test_waits_with_a_timeout_that_end_by_message_leave_nothing_behind(
 async def test_messages_are_taken_in_order_by_name_and_count_and_none_is_eaten_by_a_timeout(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S26: FIFO, any of several names, count, a deadline that survives restarts, a message that beats it, and one that does
+    """S26, S39: FIFO, any of several names, count, a deadline that survives restarts, a message that beats it, and one that does
     not."""
 
     async def workflow(world: World, ctx: Context) -> Any:
@@ -453,7 +453,7 @@ async def test_messages_are_taken_in_order_by_name_and_count_and_none_is_eaten_b
 async def test_branches_that_wait_for_the_same_name_get_different_messages_and_any_wakes_for_any(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S26: whichever branch gets which; each message is in history once."""
+    """S26, S39: whichever branch gets which; each message is in history once."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def read(ctx: Context) -> Any:
@@ -489,7 +489,7 @@ async def test_branches_that_wait_for_the_same_name_get_different_messages_and_a
 async def test_a_message_is_neither_lost_nor_handled_twice_between_its_sending_and_its_handling(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S27: at any point; the same id again, before and after restarts, is one delivery."""
+    """S27, S39: at any point; the same id again, before and after restarts, is one delivery."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         handled: list[Any] = []
@@ -518,7 +518,7 @@ async def test_a_message_is_neither_lost_nor_handled_twice_between_its_sending_a
 async def test_a_completable_message_is_handed_out_until_it_is_complete(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S28: delivered again by every run before, a no-op on replay after; one that is not completed is not lost either."""
+    """S28, S39: delivered again by every run before, a no-op on replay after; one that is not completed is not lost either."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         first = await ctx.queue.next("first", names=["go"], completable=True)
@@ -557,7 +557,7 @@ async def test_a_completable_message_is_handed_out_until_it_is_complete(
 async def test_a_race_does_not_wait_for_its_losers_and_their_effects_do_not_recur(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S29: one that is in a long step, one that sleeps, one in a join of its own, one that had taken a message."""
+    """S29, S39: one that is in a long step, one that sleeps, one in a join of its own, one that had taken a message."""
 
     async def workflow(world: World, ctx: Context) -> Any:
         async def in_step(ctx: Context) -> None:
@@ -610,7 +610,7 @@ async def test_a_race_does_not_wait_for_its_losers_and_their_effects_do_not_recu
 async def test_settled_branches_are_kept_and_their_errors_told_apart_alike_on_every_run(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S30: of a join one branch fails, one fails otherwise later, one sleeps, one waits for a message; then a race of which
+    """S30, S39: of a join one branch fails, one fails otherwise later, one sleeps, one waits for a message; then a race of which
     every branch fails."""
     seen: dict[str, Any] = {}
 
@@ -678,7 +678,7 @@ async def test_settled_branches_are_kept_and_their_errors_told_apart_alike_on_ev
 async def test_a_branch_that_diverges_wins_no_race(
     make_quick_namespace: MakeNamespace, mode: RunMode, autojump_clock: MockClock
 ) -> None:
-    """S30: it returns at once because it no longer asks for what is recorded: a divergence, not a result."""
+    """S30, S39: it returns at once because it no longer asks for what is recorded: a divergence, not a result."""
 
     def code(is_right: bool) -> Any:
         async def workflow(world: World, ctx: Context) -> Any:
