@@ -10,9 +10,9 @@ import trio
 from disks import Disk
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from perdure.actors import EventStream, SupervisorClosedError, WorkflowStateChanged
+from perdure.actors import EventStream, SupervisorClosedError, WorkflowStateChanged, open_supervisor
 from perdure.actors.events import EventHub
-from perdure.storage import StorageError, layout
+from perdure.storage import MemoryDriver, MemoryStore, StorageError, layout
 from perdure.workflow import Context, InvalidArgumentError, TrioClock, WorkflowState, workflow
 
 S = WorkflowState
@@ -27,6 +27,11 @@ async def nap(ctx: Context, seconds: float) -> str:
 @workflow(name="bad")
 async def bad(ctx: Context, input: None) -> None:
     raise ValueError("no")
+
+
+@workflow(name="big")
+async def big(ctx: Context, input: str) -> int:
+    return len(input)
 
 
 async def collect(events: EventStream, told: list[WorkflowStateChanged]) -> None:
@@ -97,6 +102,19 @@ async def test_a_commit_that_failed_is_not_told(disk: Disk, autojump_clock: Mock
         with trio.move_on_after(1):
             await collect(events, told)
     assert told == []
+
+
+async def test_a_making_that_had_to_be_cut_into_pieces_is_told_once(autojump_clock: MockClock) -> None:
+    """S38: a driver that is not atomic is given a large first batch piece by piece."""
+    store = MemoryStore(driver_factory=lambda _, data: MemoryDriver(data, atomic_batch=False))
+    told: list[WorkflowStateChanged] = []
+    async with open_supervisor(store, [big], clock=TrioClock(0)) as supervisor, supervisor.events() as events:
+        attributes = {f"name-{number:03}" * 40: "x" * 1_000 for number in range(64)}
+        handle = await supervisor.spawn(big, "big-1", "x" * 960_000, attributes=attributes)
+        assert await handle.result() == 960_000
+        with trio.move_on_after(1):
+            await collect(events, told)
+    assert changes(told, "big-1") == [(None, S.PENDING), (S.PENDING, S.COMPLETED)]
 
 
 async def test_a_slow_reader_loses_the_oldest_and_is_told_how_many(disk: Disk, autojump_clock: MockClock) -> None:

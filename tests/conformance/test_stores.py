@@ -166,8 +166,16 @@ async def test_strange_ids_are_kept_apart(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("workflow_id", ["", "half \ud83d"])
-async def test_an_id_that_cannot_be_kept_is_refused(bench: Bench, workflow_id: str) -> None:
-    """S44: empty is refused."""
+async def test_an_id_that_cannot_be_kept_is_refused(bench: Bench, tmp_path: Path, workflow_id: str) -> None:
+    """S44: empty is refused, and is never taken for the owner's own namespace."""
+    own = await bench.store.open_own()
+    await own.batch(Batch(puts=[(b"key", b"1")]))
+    with pytest.raises(WorkflowIdError):
+        await bench.store.delete(workflow_id)
+    with pytest.raises(WorkflowIdError):
+        await bench.store.backup(workflow_id, tmp_path / "copy.sqlite")
+    assert await own.get(b"key") == b"1"
+    await own.aclose()
     for create in (False, True):
         with pytest.raises(WorkflowIdError) as caught:
             await bench.store.open_driver(workflow_id, create=create)

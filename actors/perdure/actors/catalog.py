@@ -260,7 +260,8 @@ class CatalogedDriver:
             started = perf_counter()
             await self._inner.batch(batch)
             self._keeper.meter.note(started)
-            self._keeper.events.tell(self.row.workflow_id, self.row.workflow_type, None, self.row.state)
+            if any(key == layout.STATE_KEY for key, _ in batch.puts):  # not so in each piece, if it had to be cut
+                self._keeper.events.tell(self.row.workflow_id, self.row.workflow_type, None, self.row.state)
             return
         standing = self._standing.after(batch)
         await self.move_earlier(standing.wake_ms(wants_mail=self._wants_mail(standing)))

@@ -225,7 +225,9 @@ class FileStore:
             StoreBusyError: Its driver is open.
             StorageError: Its file cannot be removed, and the workflow stays; or the removal cannot be finished, and is
                 by the next call or the next `acquire`.
+            WorkflowIdError: The id is empty or not valid text.
         """
+        check_workflow_id(workflow_id)
         async with self._slot(workflow_id) as slot:
             slot.check_free(workflow_id)
             files = self._owned_files()
@@ -263,7 +265,9 @@ class FileStore:
             NamespaceNotFoundError: There is no such workflow.
             StorageError: `target` exists or cannot be written (the error's `path` is `target`), or the workflow cannot be
                 read.
+            WorkflowIdError: The id is empty or not valid text.
         """
+        check_workflow_id(workflow_id)
         async with self._slot(workflow_id) as slot:
             if not await copy_held(slot, target):
                 files = self._owned_files()

@@ -213,8 +213,10 @@ class MemoryStore:
 
         Raises:
             StoreBusyError: Its driver is open.
+            WorkflowIdError: The id is empty or not valid text.
         """
         self._check_owned()
+        check_workflow_id(workflow_id)
         self._check_not_open(workflow_id)
         self._disk.namespaces.pop(workflow_id, None)
         self._disk.rows.pop(workflow_id, None)
@@ -239,8 +241,10 @@ class MemoryStore:
         Raises:
             NamespaceNotFoundError: There is no such workflow.
             StorageError: `target` exists or cannot be written.
+            WorkflowIdError: The id is empty or not valid text.
         """
         self._check_owned()
+        check_workflow_id(workflow_id)
         data = self._disk.namespaces.get(workflow_id)
         if data is None:
             raise NamespaceNotFoundError(f"no workflow {workflow_id!r:.200} was made", workflow_id=workflow_id)
