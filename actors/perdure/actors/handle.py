@@ -84,7 +84,8 @@ class ActorHandle:
 
         Waits while the mailbox is full.
         """
-        await self._residents.mail.desk.post(self._workflow_id, name, body, id)
+        with self._residents.lending():
+            await self._residents.mail.desk.post(self._workflow_id, name, body, id)
 
     async def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """The same, except that a full mailbox is a `MailboxFullError`."""
@@ -94,7 +95,8 @@ class ActorHandle:
         self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
     ) -> Any:
         """Send a request, bring the workflow in if it is dormant, and wait for the reply."""
-        return await self._residents.mail.desk.request(self._workflow_id, name, body, timeout, id, reply_type)
+        with self._residents.lending():
+            return await self._residents.mail.desk.request(self._workflow_id, name, body, timeout, id, reply_type)
 
     async def undelivered(self) -> tuple[Message[Any], ...]:
         """What is in the mailbox. Activates nothing."""

@@ -25,6 +25,7 @@ import trio
 
 from perdure.actors.actor import Actor, hosted_actor
 from perdure.actors.admission import Admission
+from perdure.actors.arrivals import Arrivals
 from perdure.actors.catalog import TERMINAL, CatalogedDriver, CatalogKeeper
 from perdure.actors.deadlines import Deadlines
 from perdure.actors.dispatch import Dispatcher
@@ -113,7 +114,7 @@ class Residents:
         self._gates = Gates()
         self._suspects = Suspects()
         self.late_parks: LateParks = LateParks(on_interrupt)
-        self._arrivals: dict[str, trio.Event] = {}
+        self._arrivals = Arrivals()
         self._step_limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -219,7 +220,7 @@ class Residents:
                 extra={"workflow_id": workflow_id},
             )
             self._note_unusable(workflow_id)
-            self._announce(workflow_id)
+            self._arrivals.announce(workflow_id)
         except Exception as error:
             self._note_unusable(workflow_id)
             self._note_trouble(workflow_id, error)
@@ -321,9 +322,7 @@ class Residents:
             WorkflowNotFoundError: There is none.
             PerdureError: It cannot run here, and that will not pass by itself.
         """
-        arrival = self._arrivals.setdefault(workflow_id, trio.Event())
-        if self.is_closing:
-            arrival.set()
+        since = self._arrivals.count
         row = await self._keeper.get(workflow_id)
         if row is None:
             raise self.not_found(workflow_id)
@@ -334,7 +333,7 @@ class Residents:
             raise trouble
         if row.workflow_type not in self._definitions:
             raise self.unregistered(row.workflow_type)
-        return row, arrival
+        return row, self._arrivals.expect(workflow_id, since)
 
     def gate(self, workflow_id: str) -> AbstractAsyncContextManager[None]:
         """Inside of it the workflow's actor is neither made nor closed by anybody else."""
@@ -347,24 +346,17 @@ class Residents:
         self.mail.not_found(workflow_id)
         if self.on_ended is not None:
             self.on_ended(workflow_id)
-        self._announce(workflow_id)
+        self._arrivals.announce(workflow_id)
 
     def must_stay(self, workflow_id: str) -> bool:
         """Whether it may not be deleted, as it would be made again: a schedule's run of which that is not noted yet."""
         return self.is_starting is not None and self.is_starting(workflow_id)
 
-    def _announce(self, workflow_id: str) -> None:
-        arrival = self._arrivals.pop(workflow_id, None)
-        if arrival is not None:
-            arrival.set()
-
     def stop_intake(self) -> None:
         """From now on nothing is brought in or started."""
         self.is_closing = True
         self.mail.close()
-        arrivals, self._arrivals = self._arrivals, {}
-        for arrival in arrivals.values():
-            arrival.set()
+        self._arrivals.close()
 
     async def until_empty(self) -> None:
         """Return once no actor is left, and none is being made."""
@@ -521,7 +513,7 @@ class Residents:
         self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
         if actor.driver.has_duties:
             self.duties.want(workflow_id)
-        self._announce(workflow_id)
+        self._arrivals.announce(workflow_id)
 
     def _note_idle(self, actor: Actor) -> None:
         self.passivation.note_idle(actor)
@@ -532,7 +524,7 @@ class Residents:
         history = actor.activation.history
         if actor.definition is None and not history.state.is_terminal:
             self.troubles[actor.workflow_id] = self.unregistered(history.workflow_type or "")
-            self._announce(actor.workflow_id)
+            self._arrivals.announce(actor.workflow_id)
 
     def _note_trouble(self, workflow_id: str, error: BaseException, actor: Actor | None = None) -> None:
         self.troubles[workflow_id] = error
@@ -548,7 +540,7 @@ class Residents:
             )
         else:
             _log.warning("workflow %r cannot run: %s", workflow_id, error, extra=fields, exc_info=trace)
-        self._announce(workflow_id)
+        self._arrivals.announce(workflow_id)
 
     def _note_undue(self, actor: Actor) -> None:
         if not (actor.is_started or actor.activation.is_due):
@@ -605,7 +597,7 @@ class Residents:
             self.troubles.clear_of(actor.workflow_id)
             if self.on_ended is not None:
                 self.on_ended(actor.workflow_id)
-            self._announce(actor.workflow_id)
+            self._arrivals.announce(actor.workflow_id)
         elif not self.is_closing:
             self._expect(actor)
 
