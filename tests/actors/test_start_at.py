@@ -17,6 +17,7 @@ from perdure.storage import StorageError, layout
 from perdure.workflow import (
     Context,
     InvalidArgumentError,
+    RollbackContext,
     WorkflowCancelledError,
     WorkflowFailedError,
     WorkflowState,
@@ -315,6 +316,71 @@ class TestDeadline:
                 await trio.sleep(5)
                 assert (await handle.get_state()).is_terminal
                 disk.store.delay_s = 0
+
+
+undone: list[str] = []
+
+
+async def undo(ctx: RollbackContext, output: str) -> None:
+    undone.append(ctx.error.name)
+
+
+async def reserve() -> str:
+    return "reserved"
+
+
+@workflow(name="booking")
+async def booking(ctx: Context, input: None) -> None:
+    """Reserves, which can be undone, calls a workflow that takes for ever, and waits for it."""
+    await ctx.rollback_checkpoint("begin")
+    await ctx.step("reserve", reserve, rollback=undo)
+    await ctx.call("wait", waiter, None, workflow_id="w-1")
+
+
+class TestDeath:
+    async def test_a_death_at_any_write_leaves_one_that_fails_in_time_and_is_undone(
+        self, driver_kind: DriverKind, tmp_path: Path, autojump_clock: MockClock
+    ) -> None:
+        """S39: from the making of a workflow over its deadline to the end of its rollback, and of the workflow it called."""
+        disks = (Disk(driver_kind, tmp_path / str(number)) for number in range(1000))
+        whens: tuple[When, ...] = ("before", "after")
+        with scheduled(1):
+            counted = await self._life(next(disks))
+        explored = 0
+        for write in range(counted):
+            for when in whens:
+                disk = next(disks)
+                disk.store.die_at = (write, when)
+                try:
+                    with scheduled(1):
+                        await self._life(disk)
+                except StorageError:
+                    assert disk.store.is_dead
+                    await self._life(disk)
+                explored += disk.lives
+        assert explored == 2 * counted
+
+    async def _life(self, disk: Disk) -> int:
+        undone.clear()
+        until = datetime.fromtimestamp(disk.clock.now_ms() / 1000, UTC) + timedelta(seconds=10)
+        async with disk.process(booking, waiter) as supervisor:
+            handle = await supervisor.spawn(booking, "b-1", deadline=until)
+            for _ in range(40):
+                await trio.sleep(1)
+                disk.store.check()
+            with pytest.raises(WorkflowFailedError) as raised:
+                await handle.result()
+            assert raised.value.error.name == "WorkflowDeadlineError"
+            history = {entry.path: entry for entry in await handle.history()}
+            if ("reserve",) in history:  # it came so far before it died
+                reserved = history[("reserve",)].metadata
+                assert reserved is not None
+                assert reserved.rollback_completed_at_ms is not None
+                assert set(undone) <= {"WorkflowDeadlineError"}
+            if "w-1" in disk.rows:
+                assert disk.rows["w-1"].state == "cancelled", "its caller has ended"
+            assert supervisor.troubles() == {}
+            return len(disk.store.written)
 
 
 @pytest.mark.parametrize("argument", ["start_at", "deadline"])

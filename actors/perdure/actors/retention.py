@@ -120,9 +120,13 @@ class Retention:
         def is_due(row: CatalogRow) -> bool:
             return is_removable(row) and row.state == found.state and row.updated_at_ms < before_ms
 
+        fields = {"workflow_id": found.workflow_id, "workflow": found.workflow_type}
         try:
             if await self._removal.delete_if(found.workflow_id, is_due):
                 self.count += 1
-                _log.info("workflow %r was deleted: it is %s and was kept long enough", found.workflow_id, found.state)
+                text = "workflow %r was deleted: it is %s and was kept long enough"
+                _log.info(text, found.workflow_id, found.state, extra=fields)
         except StorageError as error:
-            _log.warning("workflow %r cannot be deleted, which is tried again: %s", found.workflow_id, error)
+            _log.warning(
+                "workflow %r cannot be deleted, which is tried again: %s", found.workflow_id, error, extra=fields
+            )
