@@ -62,6 +62,42 @@ class TestOrder:
             assert await handle.result() == 1
         assert effects == ["begun", "done", "next"]
 
+    @pytest.mark.parametrize("waits", [False, True])
+    async def test_a_branch_that_is_kept_from_going_on_goes_on_at_the_next_start(
+        self, disk: Disk, autojump_clock: MockClock, waits: bool
+    ) -> None:
+        """S33, S45: its sleep has ended, so it waits for nothing; that the others wait or are done does not let it wait."""
+
+        @workflow(name="branches")
+        async def branches(ctx: Context, input: Any) -> Any:
+            async def sleeper(ctx: Context) -> None:
+                await ctx.sleep("nap", 2)
+                await ctx.step("after", note, "after")
+
+            async def busy(ctx: Context) -> None:
+                await ctx.step("work", trio.sleep, 4)
+
+            async def receiver(ctx: Context) -> None:
+                if waits:
+                    await ctx.queue.next("go", names=["go"])
+
+            return list(await ctx.join("all", {"sleeper": sleeper, "busy": busy, "receiver": receiver}))
+
+        async with disk.process(branches, grace=10) as supervisor:
+            await supervisor.spawn(branches, "b-1", None)
+            await trio.sleep(1)
+        assert trio.current_time() == pytest.approx(4, abs=0.1), "the running step was waited for"
+        assert effects == []
+        async with disk.process(branches) as supervisor:
+            await trio.sleep(1)  # and nobody asks for it
+            assert effects == ["after"]
+            handle = await supervisor.get("b-1")
+            if waits:
+                assert await handle.get_state() is WorkflowState.SLEEPING
+                await handle.message("go")
+            assert await handle.result() == ["sleeper", "busy", "receiver"]
+        assert effects == ["after"]
+
     @pytest.mark.parametrize("grace", [0, 3])
     async def test_a_step_that_takes_longer_is_evicted_and_runs_again(
         self, disk: Disk, grace: float, autojump_clock: MockClock

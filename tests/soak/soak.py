@@ -61,6 +61,7 @@ class Report:
         repeated: How many of those repeated one.
         interrupted: How many at-most-once steps were given up, their outcome unknown.
         cancelled: How many workflows were cancelled.
+        expired: How many failed at their deadline.
         loops: How many crash loops ended, and were recovered from.
         seconds: How long it took.
         problems: What was not as it must be.
@@ -75,6 +76,7 @@ class Report:
     repeated: int = 0
     interrupted: int = 0
     cancelled: int = 0
+    expired: int = 0
     loops: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list[str])
@@ -245,6 +247,7 @@ def _check(report: Report, pictures: dict[str, Picture], directory: Path) -> Non
             senders.setdefault(plan.sink, {})[number] = pictures[name]
         report.effects += len(seen[name].effects)
         report.repeated += len(seen[name].effects) - len({effect.name for effect in seen[name].effects})
+        report.expired += seen[name].told["expired"]
         report.loops += seen[name].told["looped"]
     for number in range(sinks_of(options.workflows)):
         name = sink_id(number)

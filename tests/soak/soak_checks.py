@@ -2,8 +2,8 @@
 
 For every workflow:
 
-1. Its start was acknowledged once, and it is there. It is cancelled if anybody was told so; else it completed, unless it was
-   cancelled unseen.
+1. Its start was acknowledged once, and it is there. It is cancelled if anybody was told so, and failed if anybody was told that
+   its deadline had passed; else it completed, unless it was cancelled unseen.
 2. Every message that was acknowledged was read once, or waits in its mailbox; none is there twice, or that nobody sent; of
    each sender they are read in the order in which they were sent.
 3. The reply to a request is what the step returned that dealt with it. What a recorded step returned is the word that the last
@@ -172,7 +172,12 @@ def _check_state(plan: Plan, seen: Seen, picture: Picture) -> Iterator[str]:
         yield f"its end was told {told['ended']} times"
     if told["failed"]:
         yield "it failed"
-    allowed = {"cancelled"} if told["cancelled"] else {"completed", "cancelled"} if plan.is_cancelled else {"completed"}
+    if told["expired"] and plan.deadline_s is None:
+        yield "it failed at a deadline that it did not have"
+    if told["cancelled"] or told["expired"]:
+        allowed = {"cancelled"} if told["cancelled"] else {"failed"}
+    else:
+        allowed = {"completed", "cancelled"} if plan.is_cancelled else {"completed"}
     if picture.state not in allowed:
         yield f"it is {picture.state}"
 

@@ -49,6 +49,8 @@ class Plan:
         has_child: Whether it calls another workflow.
         is_left_alone: Whether nobody looks at it once all that was to be asked of it was; the catalog alone tells that it has
             ended. Looking at a workflow would bring back one whose wake got lost.
+        start_s: How long after it was asked for it starts.
+        deadline_s: How long after it was asked for it fails, unless it has ended; `None` for never.
         acts: What a third client does meanwhile, in order: `wake`, `evict`, `look`, `pause`, `recover` or `cancel`.
     """
 
@@ -61,6 +63,8 @@ class Plan:
     sink: str | None
     has_child: bool
     is_left_alone: bool
+    start_s: float
+    deadline_s: float | None
     acts: tuple[str, ...]
 
     @property
@@ -138,6 +142,10 @@ def plan_of(seed: int, number: int, workflows: int) -> Plan:
     acts = [chance.choice(("wake", "evict", "look", "pause", "recover")) for _ in range(chance.randint(0, 4))]
     if chance.random() < 0.12:
         acts.append("cancel")
+    start_s = chance.choice((0.0, 0.0, 0.0, 0.1, 0.5))
+    deadline_s = start_s + chance.uniform(0.1, 0.02 * workflows) if chance.random() < 0.08 else None
+    if deadline_s is not None:
+        acts = [act for act in acts if act != "recover"]  # it would have no time left
     return Plan(
         number=number,
         delay_s=chance.uniform(0.0, 0.002 * workflows),
@@ -148,5 +156,7 @@ def plan_of(seed: int, number: int, workflows: int) -> Plan:
         sink=sink_id(number % sinks_of(workflows)) if chance.random() < 0.5 else None,
         has_child=chance.random() < 0.4,
         is_left_alone=not needs_wakes(naps, acts) and chance.random() < 0.8,
+        start_s=start_s,
+        deadline_s=deadline_s,
         acts=tuple(acts),
     )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import trio
 from soak_plans import ASKER, NOTES, SENDERS, Plan, child_id, message_id, plan_of, sink_id, sinks_of, workflow_id
 
-from perdure.actors import Supervisor, WorkflowNotFoundError, open_supervisor
+from perdure.actors import Supervisor, WorkflowLimit, WorkflowNotFoundError, open_supervisor
 from perdure.storage import FileStore, Store, ValueContext
 from perdure.workflow import (
     Break,
@@ -103,6 +103,9 @@ class SoakCodec:
 
 MAILBOX_LIMIT = 3
 """So small that senders, and workflows that send, often have to wait for room."""
+
+CHILDREN_MAX = 3
+"""How many of the workflows that others call may be at work; the callers wait for their turn."""
 
 oracle: Oracle
 
@@ -239,7 +242,10 @@ class Clients:
     async def _handle(self) -> WorkflowHandle:
         if ("spawned",) in self._told:
             return await self._supervisor.get(self._id)
-        handle: WorkflowHandle = await self._supervisor.spawn(soak, self._id, self._plan.input())
+        plan = self._plan
+        handle: WorkflowHandle = await self._supervisor.spawn(
+            soak, self._id, plan.input(), start_at=plan.start_s or None, deadline=plan.deadline_s
+        )
         self._note("spawned")
         return handle
 
@@ -303,7 +309,7 @@ class Clients:
     async def _await_end(self, handle: WorkflowHandle) -> None:
         if self._plan.is_left_alone:
             await self._await_row()
-        patience_s = 0.5 if self._plan.needs_wakes else inf
+        patience_s = 1.0 if self._plan.needs_wakes else inf
         while True:
             try:
                 with trio.move_on_after(patience_s):
@@ -312,13 +318,16 @@ class Clients:
             except WorkflowCancelledError:
                 break
             except WorkflowFailedError as error:
+                if error.name == "WorkflowDeadlineError":
+                    self._note("expired")
+                    break
                 if error.name != "CrashLoopError":
                     self._note("failed", error.name)
                     break
                 self._note("looped")  # killed at every step it began, ten times in a row: as it has to be
                 await handle.recover()
             else:
-                patience_s = min(5.0, 1.5 * patience_s)
+                patience_s = min(15.0, 1.5 * patience_s)
                 await handle.wake()
         await self._await_child()
 
@@ -364,6 +373,7 @@ async def serve(directory: Path, options: Options) -> None:
         max_live=options.max_live,
         idle_timeout=options.idle_timeout,
         mailbox_limit=MAILBOX_LIMIT,
+        limits={"child": WorkflowLimit(concurrency=CHILDREN_MAX)},
         handle_signals=True,
         grace=2.0,
     ) as supervisor:

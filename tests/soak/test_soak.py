@@ -26,7 +26,7 @@ def test_workflows_killed_at_random_until_finished_are_as_if_never_killed(tmp_pa
     report = campaign(tmp_path, options, deaths=5, life_s=0.4)
     assert report.problems == [], f"seed {seed}"
     assert report.killed + report.stopped > 2, f"seed {seed}: it was hardly killed at all"
-    assert report.effects >= 10 * (options.workflows - report.cancelled), f"seed {seed}"
+    assert report.effects >= 10 * (options.workflows - report.cancelled - report.expired), f"seed {seed}"
 
 
 def test_a_seed_gives_the_same_plan_in_every_process() -> None:
@@ -49,6 +49,8 @@ PLAN = Plan(
     sink=None,
     has_child=False,
     is_left_alone=False,
+    start_s=0.0,
+    deadline_s=None,
     acts=(),
 )
 NAMES = ["prepare", "shaky", "shaky", "thread", "charge", "handle-0", "handle-1", "left", "right", "quick",
@@ -106,6 +108,7 @@ WRONG: dict[str, tuple[str, list[Line], Picture | None]] = {
         [*lines_of(), Line("cancelled", "soak-1", ())],
         picture_of(),
     ),
+    "expired": ("a deadline that it did not have", [*lines_of(), Line("expired", "soak-1", ())], picture_of()),
     "failed": ("it failed", [*lines_of(), Line("failed", "soak-1", ("E",))], picture_of()),
     "started twice": ("acknowledged 2 times", [*lines_of(), Line("spawned", "soak-1", ())], picture_of()),
     "end told twice": ("told 2 times", [*lines_of(), Line("ended", "soak-1", ())], picture_of()),

@@ -150,6 +150,7 @@ class Activation:
         self.mode: RunMode = "yield"
         self.is_running: bool = False
         self.is_draining: bool = False
+        self._is_held_back = False
         self.is_forgiven: bool = False
         self.host: Host | None = None
         self.arrivals: Arrivals = Arrivals(history.pending)
@@ -469,7 +470,7 @@ class Activation:
         Where parks may be late, the latter is recorded some time.
         """
         was_quiet = self._is_quiet()
-        if was_quiet:
+        if was_quiet and not self._is_held_back:  # else a lane wants to go on, and the workflow stays `running`
             self.waiting = self._merged_wait()
             if self.when_parked_late is not None and self._may_park_late():
                 self.is_parked_late = True
@@ -522,6 +523,7 @@ class Activation:
 
     async def drained(self) -> NoReturn:
         """Let nothing begin any more in a workflow that leaves: wait until the last lane has come to rest, and be evicted."""
+        self._is_held_back = True
         self.busy -= 1
         try:
             if self.busy == 0:
