@@ -455,3 +455,29 @@ async def test_the_agent_sums_up_when_nobody_asks_for_a_while_and_waits_without_
         assert len([entry for entry in await handle.history() if "sum-up" in entry.path]) == 1
         assert await handle.request("stop", timeout=60) == "Goodbye."
         assert await handle.result() == "stopped"
+
+
+CHILDREN_DONE = [
+    "order-1 lamp delivered",
+    "order-1 piano refunded, it is too heavy",
+    "order-1 book delivered",
+    "ledger 6800 cents",
+    "book completed",
+    "lamp completed",
+    "piano failed",
+]
+
+
+def test_each_parcel_is_a_child_and_one_that_fails_is_refunded(tmp_path: Path) -> None:
+    lines = lines_of(run_example("children.py", directory=tmp_path))
+    assert sorted(lines[:2]) == ["book packed", "lamp packed"]
+    assert lines[2:] == CHILDREN_DONE
+
+
+def test_parcels_and_messages_go_on_after_a_kill_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    """S43: what the order had called, and what was sent to the ledger, are there once."""
+    killed = lines_of(run_example("children.py", "--crash", directory=tmp_path, status=-signal.SIGKILL))
+    again = lines_of(run_example("children.py", directory=tmp_path))
+    assert killed[-1] == "process killed"
+    assert sorted({*killed[:-1], *again[: -len(CHILDREN_DONE)]}) == ["book packed", "lamp packed"]
+    assert again[-len(CHILDREN_DONE) :] == CHILDREN_DONE
