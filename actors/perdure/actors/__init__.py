@@ -21,9 +21,10 @@ from perdure.actors.faults import FaultedWorkflow
 from perdure.actors.handle import ActorHandle
 from perdure.actors.limits import WorkflowLimit
 from perdure.actors.listing import WorkflowInfo
+from perdure.actors.options import WorkflowLike
 from perdure.actors.overseer import SupervisorStats
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo
-from perdure.actors.supervisor import Supervisor, WorkflowLike, open_supervisor
+from perdure.actors.supervisor import Supervisor, open_supervisor
 from perdure.workflow import WorkflowHandle
 
 __all__ = [

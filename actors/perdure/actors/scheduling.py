@@ -14,7 +14,7 @@ from perdure.workflow.checks import check_schedule_name
 from perdure.workflow.typed import encode_input
 
 if TYPE_CHECKING:
-    from perdure.actors.supervisor import WorkflowLike
+    from perdure.actors.options import WorkflowLike
 
 __all__ = ["Scheduling"]
 

@@ -11,13 +11,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
-from math import inf
 from os import PathLike
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, overload
 
 import trio
 
@@ -27,32 +25,28 @@ from perdure.actors.alarms import AlarmWatch
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.handle import ActorHandle
 from perdure.actors.identity import check_same
-from perdure.actors.limits import WorkflowLimit, check_limits
+from perdure.actors.limits import WorkflowLimit
+from perdure.actors.options import Options, WorkflowLike, check_options
 from perdure.actors.overseer import Overseer
 from perdure.actors.own_namespace import OwnNamespace
 from perdure.actors.residents import Residents
-from perdure.actors.retention import Retention, check_retention
+from perdure.actors.retention import Retention
 from perdure.actors.schedule_runs import ScheduleRuns
 from perdure.actors.schedules import Schedules
 from perdure.actors.scheduling import Scheduling
 from perdure.actors.shutdown import Shutdown, outlast
 from perdure.actors.signals import Signals, check_signals
-from perdure.actors.slots import default_max_live
 from perdure.storage import (
     VALUE_BYTES_MAX,
     CodedStore,
-    FileStore,
     StorageError,
     Store,
     ValueCodec,
 )
 from perdure.storage.attributes import encode_attributes
-from perdure.storage.descriptors import raise_descriptor_limit
 from perdure.workflow import (
     Clock,
     Context,
-    InvalidArgumentError,
-    SystemClock,
     Workflow,
     WorkflowHandle,
     definition_of,
@@ -60,13 +54,11 @@ from perdure.workflow import (
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.birth import Birth
 from perdure.workflow.checks import (
-    check_count,
     check_duration,
-    check_mailbox_limit,
     check_time_ms,
     check_workflow_id,
 )
-from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
+from perdure.workflow.hooks import ErrorHook, HistoryHook, make_hooks
 from perdure.workflow.mailbox import MAILBOX_LIMIT
 from perdure.workflow.typed import encode_input
 
@@ -76,9 +68,6 @@ InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
 
 _log = logging.getLogger("perdure.actors")
-
-WorkflowLike = Workflow[Any, Any] | Callable[[Context, Any], Awaitable[Any]]
-"""A workflow as users hand it over: `@workflow`-made, or a coroutine function known by its `__name__`."""
 
 
 @asynccontextmanager
@@ -139,116 +128,32 @@ async def open_supervisor(
         UnsupportedFileSystemError: It lies on a network file system.
         InvalidArgumentError: Two workflows have one name, or an argument is wrong.
     """
-    hooks = make_hooks(on_history_updated, on_error)
-    kept_ms = check_retention(retention)
-    supervisor = _make(
-        store, workflows, durability, codec, grace, idle_timeout, max_live, limits, clock, hooks, kept_ms, mailbox_limit
+    supervisor = Supervisor(
+        check_options(
+            store,
+            workflows,
+            durability=durability,
+            codec=codec,
+            grace=grace,
+            idle_timeout=idle_timeout,
+            max_live=max_live,
+            mailbox_limit=mailbox_limit,
+            limits=limits,
+            hooks=make_hooks(on_history_updated, on_error),
+            clock=clock,
+            retention=retention,
+        )
     )
     check_signals(handle_signals)
     async with supervisor._hosting(handle_signals=handle_signals):  # pyright: ignore[reportPrivateUsage]
         yield supervisor
 
 
-def _make(
-    store: str | PathLike[str] | Store,
-    workflows: Iterable[WorkflowLike],
-    durability: Literal["full", "normal"],
-    codec: ValueCodec | None,
-    grace: float,
-    idle_timeout: float | None,
-    max_live: int | None,
-    limits: Mapping[WorkflowLike | str, WorkflowLimit] | None,
-    clock: Clock | None,
-    hooks: Hooks | None,
-    retention: Mapping[str, int],
-    mailbox_limit: int,
-) -> Supervisor:
-    checked_grace = check_duration(grace, "grace", "grace=10.0")
-    checked_idle = inf if idle_timeout is None else check_duration(idle_timeout, "idle_timeout", "idle_timeout=60.0")
-    if max_live is not None:
-        check_count(max_live, "max_live", least=1, example="max_live=1000")
-    definitions: dict[str, Workflow[Any, Any]] = {}
-    for given in _check_list(workflows):
-        definition = definition_of(given)
-        if definition.name in definitions:
-            raise InvalidArgumentError(
-                f'two workflows are named {definition.name!r}; give one another name with @workflow(name="...")'
-            )
-        definitions[definition.name] = definition
-    if durability not in ("full", "normal"):
-        raise InvalidArgumentError(f'durability must be "full" or "normal", not {durability!r}')
-    if isinstance(store, str | PathLike):
-        if not os.fspath(store):
-            raise InvalidArgumentError('the directory must not be empty; write open_supervisor("data/")')
-        store = FileStore(store, durability=durability)
-    checked_clock = SystemClock() if clock is None else _check_clock(clock)
-    checked_store = _check_store(store)
-    if codec is not None:
-        checked_store = _coded(checked_store, codec)
-    limit = check_mailbox_limit(mailbox_limit)
-    if max_live is None:
-        max_live = default_max_live(raise_descriptor_limit())
-    checked_limits = check_limits(limits, definitions)
-    return Supervisor(
-        checked_store,
-        definitions,
-        checked_grace,
-        checked_idle,
-        max_live,
-        checked_limits,
-        checked_clock,
-        hooks,
-        retention=retention,
-        mailbox_limit=limit,
-    )
-
-
-def _coded(store: Store, codec: ValueCodec) -> Store:
-    try:
-        return CodedStore(store, codec)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(str(error)) from error
-
-
-def _check_list(workflows: object) -> Iterable[object]:
-    if callable(workflows) or isinstance(workflows, str) or not isinstance(workflows, Iterable):
-        raise InvalidArgumentError(f"workflows= takes a list of workflows, not {workflows!r}; write workflows=[order]")
-    return cast("Iterable[object]", workflows)
-
-
-def _check_clock(clock: object) -> Clock:
-    if isinstance(clock, type) or not (hasattr(clock, "now_ms") and hasattr(clock, "wait_until_ms")):
-        raise InvalidArgumentError(
-            f"clock= takes an object with now_ms() and wait_until_ms(), not {clock!r}; leave it out for the system's clock"
-        )
-    return cast("Clock", clock)
-
-
-def _check_store(store: object) -> Store:
-    if isinstance(store, type) or not isinstance(store, Store):
-        raise InvalidArgumentError(
-            f'a directory or a Store is needed, not {type(store).__name__}; write open_supervisor("data/")'
-        )
-    return store
-
-
 class Supervisor(Overseer, Scheduling):
     """Hosts workflows; made by `open_supervisor`."""
 
-    def __init__(
-        self,
-        store: Store,
-        definitions: dict[str, Workflow[Any, Any]],
-        grace: float,
-        idle_timeout: float,
-        max_live: int,
-        limits: Mapping[str, WorkflowLimit],
-        clock: Clock,
-        hooks: Hooks | None = None,
-        *,
-        retention: Mapping[str, int],
-        mailbox_limit: int = MAILBOX_LIMIT,
-    ) -> None:
+    def __init__(self, options: Options) -> None:
+        store, definitions, clock = options.store, options.definitions, options.clock
         keeper = CatalogKeeper(store, clock)
         alarms = AlarmWatch(store, keeper, clock)
         residents = Residents(
@@ -256,10 +161,10 @@ class Supervisor(Overseer, Scheduling):
             keeper,
             definitions,
             clock,
-            max_live=max_live,
-            idle_timeout=idle_timeout,
-            hooks=hooks,
-            mailbox_limit=mailbox_limit,
+            max_live=options.max_live,
+            idle_timeout=options.idle_timeout,
+            hooks=options.hooks,
+            mailbox_limit=options.mailbox_limit,
             on_dormant=alarms.expect,
             on_interrupt=self._interrupt,
         )
@@ -273,13 +178,13 @@ class Supervisor(Overseer, Scheduling):
             self._registered,
             VALUE_BYTES_MAX - USER_OVERHEAD_BYTES - coding_bytes,
         )
-        self._hooks = hooks
-        self._retention = Retention(retention, store, self._removal, clock) if retention else None
-        self._admission = Admission(limits, store, self._keeper, self._own, clock, self._residents.want)
-        self._residents.admission = self._admission if limits else None
+        self._hooks = options.hooks
+        self._retention = Retention(options.retention, store, self._removal, clock) if options.retention else None
+        self._admission = Admission(options.limits, store, self._keeper, self._own, clock, self._residents.want)
+        self._residents.admission = self._admission if options.limits else None
         self._residents.on_ended = self._note_ended
         self._residents.is_starting = self._schedules.is_starting
-        self._shutdown = Shutdown(self._residents, hooks, grace)
+        self._shutdown = Shutdown(self._residents, options.hooks, options.grace)
         self._work_scope = trio.CancelScope(shield=True)
         self._has_begun = False
         self._has_ended = trio.Event()

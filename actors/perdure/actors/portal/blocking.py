@@ -11,10 +11,10 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.actors.options import WorkflowLike
 from perdure.actors.portal.overseeing import BlockingOverseer
 from perdure.actors.portal.thread import PortalThread
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions
-from perdure.actors.supervisor import WorkflowLike
 from perdure.workflow import ChildInfo, Context, ErrorInfo, HistoryEntry, Message, WorkflowHandle, WorkflowState
 from perdure.workflow.checks import check_duration
 
