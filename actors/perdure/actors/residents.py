@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -115,11 +116,13 @@ class Residents:
         self._suspects = Suspects()
         self.late_parks: LateParks = LateParks(on_interrupt)
         self._arrivals = Arrivals()
+        self._context: Context = copy_context()
         self._step_limiter = trio.CapacityLimiter(STEP_THREADS_MAX)
 
     def start(self, nursery: trio.Nursery) -> None:
         """Begin to run what is wanted, in the nursery."""
         self.nursery = nursery
+        self._context = copy_context()
         nursery.start_soon(self.dispatcher.run, nursery)
         nursery.start_soon(self.passivation.run)
         nursery.start_soon(self.restarts.run)
@@ -510,7 +513,8 @@ class Residents:
         self.activations += 1
         actor.activation.is_forgiven = self.restarts.is_by_storage(workflow_id)
         actor.activation.when_quiet = partial(self._note_idle, actor)
-        self.nursery.start_soon(self._run, actor, name=f"workflow {workflow_id!r}")
+        # In the supervisor's context: that of whoever spawned it or sent it a message may not be there the next time.
+        self._context.run(self._start_task, self.nursery, actor)
         if actor.driver.has_duties:
             self.duties.want(workflow_id)
         self._arrivals.announce(workflow_id)
@@ -554,6 +558,9 @@ class Residents:
         """Whether it waits for its turn among those of its type; it is woken when that comes."""
         admission, row = self.admission, actor.driver.row
         return admission is not None and admission.holds(row, actor.activation.history.state.value)
+
+    def _start_task(self, nursery: trio.Nursery, actor: Actor) -> None:
+        nursery.start_soon(self._run, actor, name=f"workflow {actor.workflow_id!r}")
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, actor: Actor) -> None:
