@@ -92,11 +92,17 @@ class EventStream:
     async def __anext__(self) -> WorkflowStateChanged:
         """The next event; waits until there is one."""
         await trio.lowlevel.checkpoint()
-        while not self._waiting:
+        while (event := self.next_nowait()) is None:
             if self._is_over:
                 raise StopAsyncIteration
             self._has_news = trio.Event()
             await self._has_news.wait()
+        return event
+
+    def next_nowait(self) -> WorkflowStateChanged | None:
+        """The next event, if one was told that is not read yet."""
+        if not self._waiting:
+            return None
         event = self._waiting.popleft()
         missed, self._missed = self._missed, 0
         return replace(event, missed=missed) if missed else event

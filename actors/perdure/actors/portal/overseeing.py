@@ -48,9 +48,11 @@ class BlockingEvents(Iterator[WorkflowStateChanged]):
             timeout: Seconds, after which a `TimeoutError` comes and nothing is lost; for ever unless given.
         """
         checked = None if timeout is None else check_duration(timeout, "timeout", "timeout=10.0")
-        with suppress(SupervisorClosedError):  # it ended while the call was on its way
-            if not self._arrived:
+        if not self._arrived:
+            try:
                 self._thread.call(lambda: _read(self._stream, self._arrived), timeout=checked)
+            except SupervisorClosedError:
+                _take(self._stream, self._arrived)
         return self._arrived.popleft() if self._arrived else None
 
 
@@ -67,19 +69,28 @@ class AsyncioEvents:
 
     async def __anext__(self) -> WorkflowStateChanged:
         """The next event; waits until there is one. Cancelled, it loses none."""
-        with suppress(SupervisorClosedError):  # it ended while the call was on its way
-            if not self._arrived:
+        if not self._arrived:
+            try:
                 await self._thread.call_async(lambda: _read(self._stream, self._arrived))
+            except SupervisorClosedError:
+                _take(self._stream, self._arrived)
         if not self._arrived:
             raise StopAsyncIteration
         return self._arrived.popleft()
 
 
 async def _read(stream: EventStream, arrived: deque[WorkflowStateChanged]) -> None:
-    """Take the next event, if one comes. It is kept for a reader that gave up in that very moment."""
+    """Wait for an event, and take all that there are. They are kept for a reader that gave up in that very moment."""
     async for event in stream:
         arrived.append(event)
+        _take(stream, arrived)
         return
+
+
+def _take(stream: EventStream, arrived: deque[WorkflowStateChanged]) -> None:
+    """Take what was told; also once the supervisor has ended, when nothing else is at the stream any more."""
+    while (event := stream.next_nowait()) is not None:
+        arrived.append(event)
 
 
 async def _close(stream: EventStream) -> None:
