@@ -12,7 +12,8 @@ import trio
 from disks import Disk
 from trio.testing import MockClock
 
-from perdure.storage import StorageError
+from perdure.actors import hosting
+from perdure.storage import StorageError, layout
 from perdure.workflow import (
     Context,
     HostRequiredError,
@@ -251,3 +252,37 @@ class TestFull:
                 await handle.result()
             assert failed.value.name == "WorkflowEndedError"
             assert trio.current_time() - began < 0.5
+
+
+class TestMemory:
+    async def test_senders_that_have_ended_are_forgotten_and_others_are_not(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S27: what a target remembers is bounded by the senders that live."""
+        monkeypatch.setattr(hosting, "SENDERS_BETWEEN", 10)
+
+        @workflow(name="lives")
+        async def lives(ctx: Context, input: Any) -> None:
+            await ctx.send("send", "r", "item", "of one that lives")
+            await ctx.sleep("nap", 10_000)
+
+        @workflow(name="fails")
+        async def fails(ctx: Context, input: Any) -> None:
+            await ctx.send("send", "r", "item", "of one that fails")
+            raise ValueError("no good")
+
+        async with disk.process(reader, sender, lives, fails) as supervisor:
+            target = await supervisor.spawn(reader, "r", 38)
+            await supervisor.spawn(lives, "lives", None)
+            with pytest.raises(WorkflowFailedError):
+                await (await supervisor.spawn(fails, "fails", None)).result()
+            for number in range(35):
+                await (await supervisor.spawn(sender, f"s-{number}", [number])).result()
+                await trio.sleep(1)
+            remembered = {
+                layout.parse_sent_key(key)[0] for key in disk.namespaces["r"] if key.startswith(layout.SENT_PREFIX)
+            }
+            assert {"lives", "fails"} < remembered
+            assert len(remembered) <= 12
+            await target.message("item", "last")
+            assert len(await target.result()) == 38

@@ -40,13 +40,17 @@ if TYPE_CHECKING:
     from perdure.actors.catalog import CatalogKeeper
     from perdure.actors.residents import Residents
 
-__all__ = ["Hosting"]
+__all__ = ["SENDERS_BETWEEN", "Hosting"]
 
 _REMEMBERED_MAX: Final = 100_000
 
 _TURN_S: Final = 1.0
 """How long room is kept free for workflows that were told of it, in seconds."""
 
+SENDERS_BETWEEN: Final = 500
+"""How many new senders a workflow gets mail of before it forgets those that have ended."""
+
+_DONE: Final = frozenset({WorkflowState.COMPLETED.value, WorkflowState.CANCELLED.value})
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
 
 
@@ -77,6 +81,7 @@ class Hosting:
         self._failing: set[str] = set()
         self._known: set[tuple[str, str]] = set()
         self._waiting: dict[str, dict[str, None]] = {}
+        self._new_senders: dict[str, int] = {}
 
     def find_workflow(self, given: object) -> Workflow[Any, Any]:
         """The registered workflow that was given."""
@@ -99,7 +104,8 @@ class Hosting:
             try:
                 async with self._residents.using(parcel.target) as actor:
                     try:
-                        await accept(actor.activation, parcel)
+                        if await accept(actor.activation, parcel):
+                            await self._count_sender(actor)
                     except MailboxFullError:
                         self._waiting.setdefault(parcel.target, {})[parcel.sender] = None
                         raise
@@ -107,6 +113,21 @@ class Hosting:
                 return _info(error, parcel.target)
             await self._residents.ensure_running(parcel.target)
         return None
+
+    async def _count_sender(self, actor: Actor) -> None:
+        """A workflow got mail of one that it does not know: now and then it forgets those that will send nothing again."""
+        count = self._new_senders.get(actor.workflow_id, 0) + 1
+        if count < SENDERS_BETWEEN:
+            self._new_senders[actor.workflow_id] = count
+            return
+        self._new_senders.pop(actor.workflow_id, None)
+        activation = actor.activation
+        for sender in await activation.arrivals.senders(activation.driver):
+            row = await self._keeper.get(sender)
+            # One that failed may be recovered, and send again what it does not know that it sent.
+            if row is None or row.state in _DONE:
+                activation.arrivals.forget(sender)
+        await activation.commit_from_outside()
 
     def has_room(self, workflow_id: str, count: int) -> bool:
         """Let as many senders try again; returns whether there are any."""
@@ -136,6 +157,7 @@ class Hosting:
     def gone(self, actor: Actor) -> None:
         """A workflow has left memory; if it has ended, whoever waits to send to it is to know."""
         if actor.is_ended:
+            self._new_senders.pop(actor.workflow_id, None)
             self.has_room(actor.workflow_id, len(self._waiting.get(actor.workflow_id, ())))
 
     # Calls.

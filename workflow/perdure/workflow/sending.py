@@ -135,8 +135,11 @@ def _raise_recorded(history: History, name: str, entry_id: str, metadata: EntryM
     raise step_error("critical", name, metadata.attempts, info, entry_id)
 
 
-async def accept(activation: Activation, parcel: Parcel) -> None:
+async def accept(activation: Activation, parcel: Parcel) -> bool:
     """Put another workflow's message into the mailbox of this one, unless it came before; durable on return.
+
+    Returns:
+        Whether it is the first of its sender that is remembered.
 
     Raises:
         WorkflowEndedError: The workflow has ended, durably.
@@ -147,7 +150,7 @@ async def accept(activation: Activation, parcel: Parcel) -> None:
     await arrivals.load(activation.driver, parcel.sender)
     if arrivals.is_known(parcel.sender, parcel.message_id):
         await activation.commit_from_outside()  # its first sending may still be on its way to the disk
-        return
+        return False
     if history.state.is_terminal:
         await activation.commit_from_outside()  # that it has ended is not told before it is durable
         raise ended_error(history)
@@ -156,7 +159,8 @@ async def accept(activation: Activation, parcel: Parcel) -> None:
     letter = mailbox.write(
         MailboxMessage(parcel.message_id, parcel.name, parcel.body, activation.clock.now_ms()), remember=False
     )
-    arrivals.note(parcel.sender, parcel.message_id, letter.sequence)
+    is_first = arrivals.note(parcel.sender, parcel.message_id, letter.sequence)
     activation.arm_if_dormant()
     await deliver(activation, letter)
     activation.let_in()
+    return is_first
