@@ -12,7 +12,7 @@ from disks import Disk
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.actors import Supervisor
-from perdure.workflow import Context, Continue, InvalidArgumentError, SleepOutcome, WorkflowHandle, workflow
+from perdure.workflow import Context, Continue, InvalidArgumentError, SleepOutcome, WorkflowHandle, control, workflow
 
 runs: list[str] = []
 
@@ -161,6 +161,27 @@ class TestOrder:
 
 class TestRaces:
     """S45: a message, a wake or an alarm that races with passivation is delivered, at every moment of it."""
+
+    async def test_what_was_woken_and_has_not_run_yet_does_not_leave(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """A wake is durable, and its workflow is to run next; if its place is wanted just then, it has to be another's."""
+
+        @workflow(name="sleeper")
+        async def sleeper(ctx: Context, input: None) -> str:
+            return (await ctx.sleep("nap", 1e6)).value
+
+        async with disk.process(sleeper, idle_timeout=None) as supervisor:
+            handle = await supervisor.spawn(sleeper, "s-1", None)
+            await trio.sleep(1)
+            residents = supervisor._residents
+            async with residents.using("s-1") as actor:
+                await control.wake(actor.activation)
+            assert actor.activation.quiet_since is not None, "it has not run yet"
+            residents.passivation.make_room(1)
+            with trio.fail_after(1000):
+                assert await handle.result() == "interrupted"
+            assert residents.passivation.count == 0
 
     @pytest.mark.parametrize("what", ["message", "wake", "alarm", "cancel", "evict", "spawn", "result"])
     async def test_at_every_moment_of_leaving(self, disk: Disk, what: str, autojump_clock: MockClock) -> None:

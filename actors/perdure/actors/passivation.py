@@ -56,7 +56,8 @@ class Passivation:
 
     def _passivate(self, actor: Actor) -> bool:
         """Let an actor leave, if it is idle still; one that is not comes back here when it is."""
-        if actor.activation.quiet_since is None or not actor.is_usable:
+        # One that was woken and has not run yet is at work: evicted, it would stay away until somebody asks for it.
+        if not actor.activation.is_at_rest or not actor.is_usable:
             del self._idle[actor.workflow_id]
         elif actor.in_use == 0:
             del self._idle[actor.workflow_id]

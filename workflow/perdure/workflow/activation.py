@@ -558,6 +558,11 @@ class Activation:
         finally:
             self._cancel_scope.shield = False
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether every lane is parked, and none was woken and is about to go on."""
+        return self.quiet_since is not None and self._is_quiet()
+
     def _is_quiet(self) -> bool:
         return self.busy == 0 and not any(parking.is_woken for parking in self._parked)
 
