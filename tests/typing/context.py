@@ -153,6 +153,12 @@ async def rollbacks(ctx: Context) -> None:
 
 async def the_rest(ctx: Context, tomorrow: datetime) -> None:
     assert_type(await ctx.now("now"), float)
+    assert_type(await ctx.attributes("found by"), dict[str, str | int | float | bool | None])
+    assert_type(
+        await ctx.set_attributes("found by other", {"customer": 7}, remove=["tier"]),
+        dict[str, str | int | float | bool | None],
+    )
+    await ctx.set_attributes("wrong", {"customer": []})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     assert_type(ctx.uuid("id"), UUID)
     assert_type(ctx.random("dice"), Random)
     assert_type(await ctx.get_version("format", 2), int)

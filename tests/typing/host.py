@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, assert_type
 
 import trio
@@ -53,6 +54,10 @@ async def host(supervisor: Supervisor) -> None:
     assert_type(await supervisor.spawn(order, "order-1", Order("a")), WorkflowHandle[int])
     assert_type(await supervisor.spawn(plain, "plain-1"), WorkflowHandle[str])
     assert_type(await supervisor.spawn(plain, "plain-1", None), WorkflowHandle[str])
+    assert_type(
+        await supervisor.spawn(plain, "plain-2", start_at=60, deadline=datetime.now(UTC), attributes={"customer": 7}),
+        WorkflowHandle[str],
+    )
     assert_type(await supervisor.spawn(anything, "anything-1", 5), WorkflowHandle[None])
     assert_type(await supervisor.spawn("order", "order-2", {"sku": "a"}), WorkflowHandle[Any])
     assert_type(await supervisor.get("order-1"), WorkflowHandle[Any])
