@@ -22,8 +22,10 @@ from perdure.storage import StorageError, layout
 from perdure.workflow import (
     ChildFailedError,
     Context,
+    CriticalError,
     WorkflowCancelledError,
     WorkflowFailedError,
+    WorkflowState,
     workflow,
 )
 
@@ -275,6 +277,78 @@ class TestCall:
             assert family.results == {"p": "cancelled", "cancelled": "cancelled", "left": "left-more"}
 
         await explore(lambda: Dying(make_disk(), dying, endless, child), check, again=False)
+
+    async def test_a_workflow_that_two_wait_for_tells_both(
+        self, make_disk: Callable[[], Disk], autojump_clock: MockClock
+    ) -> None:
+        """S39: one made it, the other joined it; and so does a third once it has ended."""
+
+        @workflow(name="pair")
+        async def pair(ctx: Context, input: str | None) -> list[Any]:
+            if input is None:
+
+                async def first(ctx: Context) -> Any:
+                    return await ctx.call("first", pair, "1")
+
+                async def second(ctx: Context) -> Any:
+                    return await ctx.call("second", pair, "2")
+
+                results = await ctx.join("both", {"first": first, "second": second})
+                return [*results.values(), await ctx.call("third", pair, "3")]
+            return [input, await ctx.call("shared", child, "shared", workflow_id="shared")]
+
+        def check(family: Family) -> None:
+            assert family.results["p"] == [[number, "shared-more"] for number in "123"]
+            assert len(family.results) == 5
+
+        await explore(lambda: Family(make_disk(), pair, child), check, again=False)
+
+    async def test_a_parent_and_its_child_are_recovered_together(
+        self, make_disk: Callable[[], Disk], autojump_clock: MockClock
+    ) -> None:
+        """S36, S39: anywhere between the failure of the child and the end of both."""
+        good: set[str] = set()
+
+        async def fail() -> str:
+            if "good" not in good:
+                raise CriticalError("not yet")
+            return await effect("good")
+
+        @workflow(name="shaky")
+        async def shaky(ctx: Context, input: Any) -> str:
+            await ctx.step("before", effect, "before")
+            return await ctx.step("fail", fail)
+
+        @workflow(name="calls")
+        async def calls(ctx: Context, input: Any) -> str:
+            result = await ctx.call("call", shaky, None)
+            return await ctx.step("after", effect, f"after {result}")
+
+        class Recovered(Family):
+            is_recovered = False
+
+            async def live(self) -> None:
+                if not self.is_recovered:
+                    if not self.is_spawned:
+                        good.clear()
+                    async with self.disk.process(*self.workflows) as supervisor:
+                        handle = await supervisor.spawn(calls, "p", None)
+                        self.is_spawned = True
+                        while await handle.get_state() not in (WorkflowState.FAILED, WorkflowState.COMPLETED):
+                            await trio.sleep(1)
+                            self.disk.store.check()
+                        good.add("good")
+                        await handle.recover()
+                        self.is_recovered = True
+                        await trio.sleep(1)
+                        self.disk.store.check()
+                await super().live()
+
+        def check(family: Family) -> None:
+            assert family.results["p"] == "after good"
+            assert len(family.results) == 2
+
+        await explore(lambda: Recovered(make_disk(), calls, shaky), check, again=False)
 
 
 class TestSend:

@@ -28,6 +28,7 @@ from perdure.workflow import (
     SleepOutcome,
     StepFailure,
     StepOk,
+    workflow,
 )
 
 
@@ -167,3 +168,21 @@ async def the_rest(ctx: Context, tomorrow: datetime) -> None:
     await ctx.removed("old", "stepp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await ctx.try_step("try", parse, "1", catch=("exhaustion",))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await ctx.try_block("block", block, "a", catch=("steps",))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@workflow
+async def ship(ctx: Context, order: Order) -> int:
+    return len(order.sku)
+
+
+@workflow
+async def sweep(ctx: Context, _: None) -> str:
+    return "swept"
+
+
+async def children(ctx: Context) -> None:
+    assert_type(await ctx.call("ship", ship, Order("a")), int)
+    assert_type(await ctx.call("sweep", sweep, workflow_id="sweep", on_parent_end="leave"), str)
+    assert_type(await ctx.call("by name", "ship", {"sku": "a"}), Any)
+    assert_type(await ctx.send("tell", "order-1", "shipped", Order("a")), None)
+    await ctx.call("wrong input", ship, "a")  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -151,11 +151,15 @@ class Duties:
         async with self._residents.using(workflow_id) as actor:
             await actor.activation.settled()
             plan = _plan(actor.activation)
+            has_ended = actor.activation.history.state.is_terminal
         if plan is None:
             return True
         report = await self._carry_out(plan)
         async with self._residents.using(workflow_id) as actor:
-            return await _strike_off(actor.activation, plan, report)
+            is_done = await _strike_off(actor.activation, plan, report)
+        if not (is_done or has_ended):
+            self._residents.want(workflow_id)  # the catalog has it due at once, and so says nothing of its alarm
+        return is_done
 
     def _finish(self, workflow_id: str) -> None:
         self._busy.discard(workflow_id)
