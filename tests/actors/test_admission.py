@@ -14,6 +14,7 @@ from harness import DriverKind
 from trio.testing import MockClock
 
 from perdure.actors import Supervisor, WorkflowLimit
+from perdure.actors.admission import Admission
 from perdure.storage import StorageError
 from perdure.workflow import Context, InvalidArgumentError, WorkflowState, workflow
 
@@ -382,6 +383,79 @@ class TestDeath:
                 check()
                 assert {row.state for row in disk.rows.values()} == {"completed"}
         assert explored > total / (1 if driver_kind == "memory" else 6)
+
+
+class TestStart:
+    async def test_what_was_let_begin_and_had_no_time_to_is_not_held_at_the_next_start(
+        self, make_disk: MakeDisk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its row says so, its own state does not; whoever brings it back first, before or after what is at work is known."""
+        learn = Admission._learn  # pyright: ignore[reportPrivateUsage]
+
+        for delay_s in (0.0, 0.05, 1.0):
+
+            async def learn_late(self: Admission, queue: Any, delay_s: float = delay_s) -> None:
+                await trio.sleep(delay_s)
+                await learn(self, queue)
+
+            forget()
+            disk = make_disk()
+            store = disk.store
+
+            def die(when: When, disk: Disk = disk, store: Any = store) -> None:
+                row = disk.rows.get("worker-000")
+                if when == "after" and row is not None and row.state == "running" and not store.is_dead:
+                    disk.die()
+
+            store.watch = die
+            async with disk.process(worker, **limited(concurrency=1)) as supervisor:
+                await spawn(supervisor, 1)
+                await trio.sleep(1)
+            assert begun == []
+            assert disk.rows["worker-000"].state == "running"
+            monkeypatch.setattr(Admission, "_learn", learn_late)
+            async with disk.process(worker, **limited(concurrency=1)) as supervisor:
+                names = await spawn(supervisor, 2, first=1)
+                with trio.fail_after(1_000):
+                    await (await supervisor.get(names[1])).result()
+            assert ids() == ["worker-000", *names]
+            assert most == [1]
+            monkeypatch.setattr(Admission, "_learn", learn)
+
+    async def test_a_beginning_that_cannot_be_written_gives_its_place_back(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S41."""
+        put_rows = disk.store.put_rows
+        failures = 0
+
+        async def fail(rows: Any) -> None:
+            nonlocal failures
+            if failures < 1 and any(row.state == "running" for row in rows):
+                failures += 1
+                raise StorageError("the disk is full")
+            await put_rows(rows)
+
+        monkeypatch.setattr(disk.store, "put_rows", fail)
+        async with disk.process(worker, **limited(concurrency=1)) as supervisor:
+            with pytest.raises(StorageError):
+                await supervisor.spawn(worker, "unlucky", 1)
+            await (await supervisor.spawn(worker, "lucky", 1)).result()
+            await (await supervisor.spawn(worker, "unlucky", 1)).result()
+        assert failures == 1
+
+    async def test_who_has_begun_under_a_rate_is_not_remembered_in_memory(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        async with disk.process(waiter, limits={waiter: WorkflowLimit(rate=100, per=1.0)}) as supervisor:
+            names = await spawn(supervisor, 30, waiter)
+            await trio.sleep(5)
+            (queue,) = supervisor._admission._queues.values()  # pyright: ignore[reportPrivateUsage]
+            assert queue.at_work == set()
+            for name in names:
+                await (await supervisor.get(name)).message("go")
+                await (await supervisor.get(name)).result()
+            assert queue.at_work == set()
 
 
 class TestManyLive:

@@ -47,7 +47,7 @@ class _Queue:
     """The workflows of one limited type.
 
     Attributes:
-        at_work: Those that have begun and not ended.
+        at_work: Those that have begun and not ended; without a limit of these, those that were let begin and do not yet.
         is_known: Whether what earlier processes let begin is known.
         beginnings: The recent ones, if there is a rate limit.
         cursor: Creation time and id of the last row that was looked at: none up to it waits.
@@ -124,17 +124,24 @@ class Admission:
         """Whether a workflow that is about to run has to wait; if not, it is at work from now on.
 
         Args:
-            row: Its row.
+            row: Its row, which may know more than the workflow itself: that it was let begin.
             state: Its state, which the row may not know yet.
         """
         queue = self._queues.get(row.workflow_type)
         if queue is None or row.workflow_id in queue.at_work or state in TERMINAL_STATES:
             return False
-        if state == _PENDING and not self._may_begin_at_once(queue):
+        has_begun = state != _PENDING or row.state != _PENDING
+        if not has_begun and not self._may_begin_at_once(queue):
             queue.arrive(row.created_at_ms, row.workflow_id)
             return True
         queue.at_work.add(row.workflow_id)
         return False
+
+    def note_begun(self, row: CatalogRow) -> None:
+        """A workflow's row says that it has begun."""
+        queue = self._queues.get(row.workflow_type)
+        if queue is not None and queue.limit.concurrency is None:
+            queue.at_work.discard(row.workflow_id)  # its row is enough to know that it need not wait
 
     def _may_begin_at_once(self, queue: _Queue) -> bool:
         """Whether nobody waits, there is a place, and nothing has to be written first."""

@@ -504,9 +504,14 @@ class Residents:
             return
         if self.is_closing or self.nursery is None or self._is_held(actor):
             return
-        if self.admission is not None and self.admission.is_limited(actor.driver.row.workflow_type):
-            await actor.driver.note_begun()
-        await actor.driver.move_earlier(0)
+        try:
+            if self.admission is not None and self.admission.is_limited(actor.driver.row.workflow_type):
+                await actor.driver.note_begun()
+                self.admission.note_begun(actor.driver.row)
+            await actor.driver.move_earlier(0)
+        except BaseException:
+            self._note_unusable(workflow_id)
+            raise
         self.troubles.clear_of(workflow_id)
         actor.move_to(place)
         actor.is_started = True
