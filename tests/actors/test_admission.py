@@ -310,6 +310,35 @@ class TestRate:
             await trio.sleep(1)
         assert disk.own == {}, "nor those of a limit that is no more"
 
+    @pytest.mark.parametrize("is_applied", [False, True])
+    async def test_a_beginning_of_which_it_is_not_known_whether_it_was_recorded_counts_as_it_is_stored(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, is_applied: bool
+    ) -> None:
+        """S21's rule for what a supervisor keeps for itself."""
+        async with disk.process(worker, **limited(rate=2, per=60.0, concurrency=2)) as supervisor:
+            own = supervisor._own  # pyright: ignore[reportPrivateUsage]
+            batch = own.batch
+            batches = 0
+
+            async def fail(given: Any) -> None:
+                nonlocal batches
+                batches += 1
+                if batches % 2 == 0:
+                    await batch(given)
+                    return
+                if is_applied:
+                    await batch(given)
+                raise StorageError("made unknown by the test")
+
+            monkeypatch.setattr(own, "batch", fail)
+            names = await spawn(supervisor, 5, input=0)
+            for name in names:
+                await (await supervisor.get(name)).result()
+        check_order(names, 2)
+        check_rate(2, 60)
+        assert most[0] <= 2
+        assert batches >= 4
+
     async def test_both_limits_hold_together(self, disk: Disk, autojump_clock: MockClock) -> None:
         async with disk.process(worker, **limited(rate=4, per=100.0, concurrency=2)) as supervisor:
             names = await spawn(supervisor, 9, input=30)
@@ -438,6 +467,7 @@ class TestStart:
 
         monkeypatch.setattr(disk.store, "put_rows", fail)
         async with disk.process(worker, **limited(concurrency=1)) as supervisor:
+            await trio.sleep(1)  # nobody waits: it may begin at once
             with pytest.raises(StorageError):
                 await supervisor.spawn(worker, "unlucky", 1)
             await (await supervisor.spawn(worker, "lucky", 1)).result()

@@ -49,6 +49,7 @@ class _Queue:
     Attributes:
         at_work: Those that have begun and not ended; without a limit of these, those that were let begin and do not yet.
         is_known: Whether what earlier processes let begin is known.
+        gone: Those that have ended while that was not known, and of which the catalog may not know it.
         beginnings: The recent ones, if there is a rate limit.
         cursor: Creation time and id of the last row that was looked at: none up to it waits.
         has_waiting: Whether there may be rows after the cursor that wait.
@@ -60,6 +61,7 @@ class _Queue:
         self.limit = limit
         self.at_work: set[str] = set()
         self.is_known = False
+        self.gone: set[str] = set()
         self.beginnings: Beginnings | None = None
         self.cursor: tuple[int, str] | None = None
         self.has_waiting = True
@@ -135,6 +137,7 @@ class Admission:
             queue.arrive(row.created_at_ms, row.workflow_id)
             return True
         queue.at_work.add(row.workflow_id)
+        queue.gone.discard(row.workflow_id)
         return False
 
     def note_begun(self, row: CatalogRow) -> None:
@@ -163,6 +166,8 @@ class Admission:
     def note_gone(self, workflow_id: str) -> None:
         """A workflow has ended, is gone, cannot be activated, or turned out not to be due: it gives its place back."""
         for queue in self._queues.values():
+            if not queue.is_known:
+                queue.gone.add(workflow_id)
             if workflow_id in queue.at_work:
                 queue.at_work.discard(workflow_id)
                 queue.poke()
@@ -180,6 +185,8 @@ class Admission:
             try:
                 if not queue.is_known:
                     await self._learn(queue)
+                if queue.beginnings is None and queue.limit.rate is not None:
+                    await self._learn_beginnings(queue, queue.limit.rate)
                 await self._admit(queue)
                 pause_s = _PAUSE_S
             except StorageError as error:
@@ -188,22 +195,28 @@ class Admission:
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
     async def _learn(self, queue: _Queue) -> None:
-        """Read what was at work, and when the latest began."""
+        """Read what is at work; those that have ended since this process began may still be listed as if they were."""
         if queue.limit.concurrency is not None:
+            await self._keeper.flush()
             after: tuple[int, str] | None = None
             while True:
                 rows = await self._store.list_rows(
                     state=_AT_WORK, workflow_type=queue.workflow_type, after=after, limit=_PAGE
                 )
-                queue.at_work.update(row.workflow_id for row in rows if row.problem is None)
+                queue.at_work.update(
+                    row.workflow_id for row in rows if row.problem is None and row.workflow_id not in queue.gone
+                )
                 if len(rows) < _PAGE:
                     break
                 after = _key(rows[-1])
-        if queue.limit.rate is not None:
-            prefix = rates_prefix(queue.workflow_type)
-            stored = [(parse_rate_key(key)[1], layout.decode_u64(value)) for key, value in await self._own.list(prefix)]
-            queue.beginnings = Beginnings(queue.limit.rate, queue.limit.per_ms, stored)
         queue.is_known = True
+        queue.gone = set()
+
+    async def _learn_beginnings(self, queue: _Queue, rate: int) -> None:
+        """Read when the latest began."""
+        prefix = rates_prefix(queue.workflow_type)
+        stored = [(parse_rate_key(key)[1], layout.decode_u64(value)) for key, value in await self._own.list(prefix)]
+        queue.beginnings = Beginnings(rate, queue.limit.per_ms, stored)
 
     async def _admit(self, queue: _Queue) -> None:
         """Let begin who may, then wait until that may be another."""
@@ -263,8 +276,10 @@ class Admission:
         batch.delete_ranges.append((rate_key(queue.workflow_type, 0), rate_key(queue.workflow_type, kept)))
         try:
             await self._own.batch(batch)
-        except StorageError:
-            queue.is_known = False  # it may be written: read it again
+        except BaseException:
+            queue.beginnings = None  # it may be written: read them again
+            queue.cursor = None  # and those that were about to begin wait still
+            queue.has_waiting = True
             raise
         beginnings.add(count, now_ms)
         beginnings.forget_before(kept)
