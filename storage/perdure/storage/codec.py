@@ -69,9 +69,8 @@ ValueKind: TypeAlias = Literal[
 ]
 """What a value is: the workflow's input, output or error (with what caused it); what a history entry of a kind holds (a
 waiting message is a `message` as well); the error texts of attempts; what a replay needs beyond them; the state that an
-iteration began with; the reply to a request; what a schedule starts its workflows with; what came of a
-workflow that was called. Codecs may bind data to it, so none is
-ever renamed."""
+iteration began with; the reply to a request; what a schedule starts its workflows with; what came of a workflow that was
+called. Codecs may bind data to it, so none is ever renamed."""
 
 
 @dataclass(frozen=True, slots=True)
