@@ -19,7 +19,7 @@ import pytest
 import trio
 from file_stores import opened, row, spawn
 from harness import MovableClock
-from power_disk import PLANS, Cut, Recording
+from power_disk import PLANS, Cut, Plan, Recording
 from power_sqlite import map_error
 from trio.testing import MockClock
 
@@ -146,6 +146,41 @@ async def test_a_store_loses_nothing_that_was_acknowledged_and_no_deletion_comes
     assert len(seen) > 150
 
 
+async def test_a_backup_of_everything_is_complete_or_not_there(scratch: Path) -> None:
+    """S40: once it is told of, it is there after a power cut; and whenever it is there, all is in it."""
+    (scratch / "disk").mkdir()
+    recording = Recording(scratch / "disk")
+    options: dict[str, Any] = {"commit_in": "inline", "connect": recording.connect, "map_error": map_error}
+    with recording.on():
+        async with opened(recording.directory / "data", **options) as store:
+            for workflow_id in "abc":
+                await spawn(store, workflow_id)
+            own = await store.open_own()
+            await own.set(b"own", b"1")
+            await store.backup_all(recording.directory / "copy")
+            recording.mark("told")
+            await own.aclose()
+    recording.check()
+    found: set[tuple[bool, bool]] = set()
+    draw = random.Random(3)
+    for cut in recording.cuts():
+        for plan in ("lost", "scattered", draw.choice(PLANS)):
+            image = scratch / "image"
+            cut.leave(image, plan, draw.randrange(2**32))
+            is_there = (image / "copy").exists()
+            found.add((bool(cut.marks), is_there))
+            if is_there:
+                async with opened(image / "copy", "boot-2", commit_in="inline") as store:
+                    assert {each.workflow_id for each in await store.list_rows()} == set("abc"), (cut.number, plan)
+                    for workflow_id in "abc":
+                        assert await look(store, workflow_id) == ("running", workflow_id.encode())
+                    own = await store.open_own(create=False)
+                    assert await own.get(b"own") == b"1"
+                    await own.aclose()
+            shutil.rmtree(image)
+    assert found == {(False, False), (False, True), (True, True)}
+
+
 # The supervisor.
 
 EFFECTS = ("first", "second", "third")
@@ -203,13 +238,15 @@ class Client:
 
 
 @asynccontextmanager
-async def supervised(directory: Path, boot_id: str, order: Any, recording: Recording | None, **options: Any) -> Any:
+async def supervised(
+    directory: Path, boot_id: str, workflows: list[Any], recording: Recording | None, **options: Any
+) -> Any:
     store_options: dict[str, Any] = {"host": Host(boot_id=lambda: boot_id), "commit_in": "inline"}
     store_options["durability"] = options.pop("durability")
     if recording is not None:
         store_options |= {"connect": recording.connect, "map_error": map_error}
     store = FileStore(directory, **store_options)
-    async with open_supervisor(store, [order], clock=MovableClock(), **options) as supervisor:
+    async with open_supervisor(store, workflows, clock=MovableClock(), **options) as supervisor:
         yield supervisor
 
 
@@ -228,7 +265,7 @@ async def test_a_supervisor_goes_on_after_a_power_cut(
     order = first.workflow()
     with recording.on():
         async with supervised(
-            recording.directory, "boot-1", order, recording, durability=durability, **options
+            recording.directory, "boot-1", [order], recording, durability=durability, **options
         ) as host:
             await first.live(host, order)
     recording.check()
@@ -243,7 +280,7 @@ async def test_a_supervisor_goes_on_after_a_power_cut(
         order = client.workflow()
         safe = {(mark[1], EFFECTS[n]) for mark in told if mark[0] == "safe" for n in range(mark[2])}
         ended = {(mark[1], name) for mark in told if mark[0] == "ended" for name in EFFECTS}
-        async with supervised(image, "boot-2", order, None, durability=durability, **options) as host:
+        async with supervised(image, "boot-2", [order], None, durability=durability, **options) as host:
             await client.live(host, order)
         assert not (safe | ended) & set(client.effects), "what was recorded is not done again"
         assert len(client.effects) == len(set(client.effects))
@@ -252,3 +289,91 @@ async def test_a_supervisor_goes_on_after_a_power_cut(
         repeated += len(done & set(client.effects))
         shutil.rmtree(image)
     assert repeated, "a step whose record was lost is done again"
+
+
+# Workflows among themselves.
+
+
+class Family:
+    """A caller whose child asks a third workflow, by messages through both."""
+
+    def __init__(self, recording: Recording | None) -> None:
+        self.recording = recording
+        self.effects: list[str] = []
+
+    def workflows(self) -> list[Any]:
+        async def effect(name: str) -> str:
+            if self.recording is not None:
+                self.recording.mark(("did", name))
+            self.effects.append(name)
+            return name
+
+        @workflow(name="child")
+        async def child(ctx: Context, input: int) -> str:
+            await ctx.sleep("nap", 5)
+            await ctx.send("tell", "peer", "word", f"from child {input}")
+            return await ctx.step("work", effect, f"child {input}")
+
+        @workflow(name="caller")
+        async def caller(ctx: Context, input: None) -> list[Any]:
+            found: list[Any] = []
+            for number in range(2):
+                found.append(await ctx.call(f"call-{number}", child, number))
+                await ctx.step(f"after-{number}", effect, f"after {number}")
+            await ctx.send("tell", "peer", "word", "from caller")
+            return found
+
+        @workflow(name="peer")
+        async def peer(ctx: Context, input: None) -> list[Any]:
+            words: list[Any] = []
+            for number in range(3):
+                words.append((await ctx.queue.next(f"word-{number}", names=["word"])).body)
+                await ctx.step(f"heard-{number}", effect, words[-1])
+            return words
+
+        return [caller, child, peer]
+
+
+FAMILY_EFFECTS = ["after 0", "after 1", "child 0", "child 1", "from caller", "from child 0", "from child 1"]
+
+
+async def test_workflows_that_deal_with_each_other_agree_after_a_power_cut(
+    scratch: Path, autojump_clock: MockClock
+) -> None:
+    """S40: at full a call has one child, and a message is read once, whatever was not safe in each of their files.
+
+    At normal there is no such promise: what one file says of another may be all that is left of it.
+    """
+    (scratch / "data").mkdir()
+    recording = Recording(scratch / "data")
+
+    async def live(directory: Path, boot_id: str, family: Family) -> None:
+        flows = family.workflows()
+        async with supervised(directory, boot_id, flows, family.recording, durability="full", idle_timeout=0.0) as host:
+            asker = await host.spawn(flows[0], "caller", None)
+            other = await host.spawn(flows[2], "peer", None)
+            with trio.fail_after(100_000):
+                assert await asker.result() == ["child 0", "child 1"]
+                assert await other.result() == ["from child 0", "from child 1", "from caller"]
+            assert await host.count() == 4
+
+    first = Family(recording)
+    with recording.on():
+        await live(recording.directory, "boot-1", first)
+    recording.check()
+    assert sorted(first.effects) == FAMILY_EFFECTS
+    draw = random.Random(2)
+    for cut in recording.cuts():
+        image = scratch / "image"
+        plan: Plan = draw.choice(("lost", "scattered", "some files", "some files"))
+        cut.leave(image, plan, cut.number)
+        family = Family(None)
+        try:
+            await live(image, "boot-2", family)
+        except BaseException as error:
+            error.add_note(f"{plan} at {cut.number}, after {cut.marks}")
+            raise
+        done = {name for _, name in cut.marks}
+        assert sorted(done | set(family.effects)) == FAMILY_EFFECTS
+        assert len(family.effects) == len(set(family.effects))
+        shutil.rmtree(image)

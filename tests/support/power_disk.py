@@ -36,9 +36,9 @@ __all__ = ["PLANS", "Cut", "Plan", "Recording"]
 
 SECTOR_BYTES = 512
 
-Plan = Literal["kept", "lost", "prefix", "scattered", "torn", "logs kept", "logs lost"]
+Plan = Literal["kept", "lost", "prefix", "scattered", "torn", "logs kept", "logs lost", "some files"]
 """Which of what is not safe survives: all, nothing, what came before some moment, any of it, any of it in pieces, only what
-was written to write-ahead logs, or all but that."""
+was written to write-ahead logs, all but that, or all that was written to some of the files and nothing of the others."""
 PLANS: tuple[Plan, ...] = get_args(Plan)
 
 
@@ -114,6 +114,7 @@ class _Draw:
         self._plan: Plan = plan
         self._random = random.Random(seed)
         self._share = self._random.choice((0.1, 0.5, 0.9))
+        self._files: dict[str, bool] = {}
         self._until = self._random.randint(since, now) if plan == "prefix" else now
 
     def keeps(self, at: int, name: str = "") -> bool:
@@ -127,6 +128,8 @@ class _Draw:
             case "logs kept" | "logs lost":
                 # Entries of directories have no name here, and are kept.
                 return not name or name.endswith("-wal") is (self._plan == "logs kept")
+            case "some files":
+                return not name or self._files.setdefault(name, self._random.random() < 0.5)
             case _:
                 return self._random.random() < self._share
 
