@@ -62,9 +62,6 @@ class _Report:
     cancelled: list[OpenCall]
     is_told: bool = True
 
-    def is_complete(self, plan: _Plan) -> bool:
-        return self.is_told and len(self.cancelled) == len(plan.cancel)
-
 
 def _plan(activation: Activation) -> _Plan | None:
     history = activation.history
@@ -176,7 +173,10 @@ class Duties:
     async def see_to(self, actor: Actor) -> None:
         """Do the duties of a workflow that has ended and is still in memory; what fails is tried again later."""
         workflow_id = actor.workflow_id
-        if not actor.driver.has_duties or not actor.is_ended or workflow_id in self._busy:
+        if not actor.driver.has_duties or not actor.is_ended:
+            return
+        if workflow_id in self._busy:  # with what it owed before it ended
+            self._again.add(workflow_id)
             return
         self._busy.add(workflow_id)
         is_done = False
@@ -287,11 +287,11 @@ class Duties:
 
 
 async def _strike_off(activation: Activation, plan: _Plan, report: _Report) -> bool:
-    """Remove the duties that were done, durably; returns whether none of the plan is left."""
+    """Remove the duties that were done, durably; returns whether none is left."""
     calls = activation.history.calls
     # It may have been recovered meanwhile, and have ended otherwise: that is another thing to tell.
     if plan.outcome is not None and report.is_told and outcome_of(activation.history) == plan.outcome:
         calls.told()
     calls.cancelled(report.cancelled)
     await activation.commit_from_outside()
-    return report.is_complete(plan) and activation.closing not in FAULTY
+    return not calls.duties and activation.closing not in FAULTY
