@@ -177,7 +177,14 @@ def arguments_listed(name: str, text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(Context, "step"), (Context, "loop"), (QueueReader, "next"), (QueueReader, "next_batch"), (Supervisor, "spawn")],
+    [
+        (Context, "step"),
+        (Context, "loop"),
+        (QueueReader, "next"),
+        (QueueReader, "next_batch"),
+        (Supervisor, "spawn"),
+        (Supervisor, "schedule"),
+    ],
 )
 def test_the_api_page_names_every_argument(kind: type, name: str) -> None:
     arguments = [argument for argument in inspect.signature(getattr(kind, name)).parameters if argument != "self"]
