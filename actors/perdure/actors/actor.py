@@ -37,6 +37,7 @@ class Actor:
     Attributes:
         definition: Its function, or `None` when none is registered under its name.
         is_started: Whether its function was begun.
+        is_passivated: Whether it leaves since it was idle, and not since somebody asked for that.
         in_use: How many operations hold it.
         error: The fault or trouble that ended its run, if one did.
         stopped: Set once it is gone.
@@ -54,6 +55,7 @@ class Actor:
         self.definition = definition
         self.is_started: bool = False
         self.is_leaving: bool = False
+        self.is_passivated: bool = False
         self.in_use: int = 0
         self.error: BaseException | None = None
         self.stopped: trio.Event = trio.Event()

@@ -63,6 +63,7 @@ class Passivation:
             del self._idle[actor.workflow_id]
             self._leaving.add(actor.workflow_id)
             self.count += 1
+            actor.is_passivated = True
             actor.evict()
             return True
         return False

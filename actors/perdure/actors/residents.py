@@ -618,8 +618,8 @@ class Residents:
         wake_ms = actor.driver.row.next_wake_ms
         if wake_ms:
             self._on_dormant(wake_ms)
-        elif actor.is_started and actor.is_mail_wanted:
-            # The message came while it was being evicted, and counts as its next one.
+        elif (wake_ms == 0 and actor.is_passivated) or (actor.is_started and actor.is_mail_wanted):
+            # It is due already, or the message came while it was being evicted, and counts as its next one.
             self.dispatcher.want(actor.workflow_id)
         elif actor.is_started and (deadline_ms := actor.activation.history.deadline_ms) is not None:
             self.deadlines.note(actor.workflow_id, deadline_ms)
