@@ -51,6 +51,7 @@ from perdure.workflow.host import Host
 from perdure.workflow.ids import IdGenerator, Uuid7Generator
 from perdure.workflow.logs import fields_of
 from perdure.workflow.mailbox import MAILBOX_LIMIT, Letter, Mailbox
+from perdure.workflow.readers import Readers
 from perdure.workflow.reads import read_message_ids
 from perdure.workflow.requests import Requests
 from perdure.workflow.scope import Operation, Scope
@@ -167,6 +168,7 @@ class Activation:
         self._committer = Committer(driver, history.pending, is_alone=True, watch=self.watch)
         self._cancel_scope = trio.CancelScope()
         self._parked: dict[Parking, None] = {}
+        self._readers = Readers()
         self._by_signal: dict[Signal, dict[Parking, None]] = {}
         self._closed = trio.Event()
         self._has_progressed = False
@@ -438,20 +440,26 @@ class Activation:
         lane = operation.scope.lane
         parking = Parking(wait)
         self._parked[parking] = None
+        self._readers.add(parking)
         if wait.signal is not None:
             self._by_signal.setdefault(wait.signal, {})[parking] = None
         lane.is_parked = True
         self.busy -= 1
+        goes_on = False
         try:
             await self.settle()
             await parking.until_woken(self.clock)
+            goes_on = lane.is_open
         finally:
             self.busy += 1
             self.quiet_since = None
             lane.is_parked = False
             del self._parked[parking]
+            self._readers.discard(parking)
             if wait.signal is not None:
                 self._forget_signal(wait.signal, parking)
+            if not goes_on and parking.is_woken:
+                self.pass_on(wait.names)  # it takes nothing
         if self.closing is not None:
             raise SuspendSignal
         if not lane.is_open:
@@ -571,10 +579,16 @@ class Activation:
     def offer(self, letters: Iterable[Letter]) -> None:
         """Let readers see messages that are durable now, and wake whoever waits for one."""
         for letter in letters:
+            name = letter.message.name
             self.mailbox.offer(letter)
-            for parking in list(self._parked):
-                if parking.wait.wants(letter.message.name):
-                    parking.wake()
+            if self._readers:
+                self._readers.wake(name, self.mailbox.count_of(name))
+
+    def pass_on(self, names: Iterable[str] | None) -> None:
+        """Whoever waited for messages of these names (`None`: of any) has taken what it takes: wake others for what is left."""
+        if self._readers:
+            for name in list(self.mailbox.names()) if names is None else names:
+                self._readers.wake(name, self.mailbox.count_of(name))
 
     def awaits(self, signal: Signal) -> bool:
         """Whether a branch is parked until this is told."""

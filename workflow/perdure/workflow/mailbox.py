@@ -92,6 +92,10 @@ class Mailbox:
         """How many messages wait."""
         return self._count
 
+    def count_of(self, name: str) -> int:
+        """How many messages of this name wait."""
+        return len(self._by_name.get(name, ()))
+
     def names(self) -> Iterable[str]:
         """The names of the messages that wait."""
         return self._by_name.keys()

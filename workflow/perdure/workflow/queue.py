@@ -55,6 +55,7 @@ async def run_queue_read(
     while True:
         activation.check_may_record()  # before anything is taken
         letters = activation.mailbox.take(names, count)
+        activation.pass_on(names)
         is_late = deadline_ms is not None and activation.clock.now_ms() >= deadline_ms
         if not letters and not is_late:
             await activation.park(Wait(deadline_ms, wanted), operation)
