@@ -37,7 +37,8 @@ async def receive(activation: Activation, child_id: str, outcome: ChildOutcome) 
         history.calls.end(call, outcome)
     signal: Signal = ("child", child_id)
     if told:
-        if activation.is_running and activation.awaits(signal):
+        # A run that has not come to the call yet goes on as well; `sleeping` beside an outcome, it would not after a kill.
+        if activation.is_running and (activation.awaits(signal) or activation.busy):
             activation.unpark()
         activation.arm_if_dormant()
     await activation.commit_from_outside()
