@@ -47,6 +47,8 @@ async def peak_of_start(disk: Disk) -> int:
 
 
 class TestStart:
+    """S46: neither start-up time nor memory grow with who sleeps; who is due runs on time."""
+
     async def test_who_sleeps_is_neither_opened_nor_held_in_memory(self, disk: Disk, autojump_clock: MockClock) -> None:
         later_ms = disk.clock.now_ms() + 10**9
         await peak_of_start(disk)  # imports and caches
