@@ -11,6 +11,7 @@ from disks import Disk
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.actors.restarts import BASE_S, CAP_S, Restarts, is_passing, pause_s
+from perdure.actors.suspects import SUSPECT_FROM
 from perdure.storage import (
     CommitUnknownError,
     CorruptStoreError,
@@ -18,9 +19,11 @@ from perdure.storage import (
     FormatVersionError,
     NamespaceNotFoundError,
     StorageError,
+    layout,
 )
 from perdure.workflow import Context, HistoryDivergedError, StepExhaustedError, WorkflowFailedError, workflow
-from perdure.workflow.activation import CRASH_LOOP_LIMIT, Activation
+from perdure.workflow.activation import CRASH_LOOP_LIMIT, Activation, Closing
+from perdure.workflow.errors import SuspendSignal
 
 effects: list[str] = []
 
@@ -176,3 +179,89 @@ class TestFailuresOfUsers:
             await trio.sleep(100)
             assert supervisor._residents.restarts.count == 0
             assert supervisor.troubles() == {}
+
+
+class TestStorage:
+    """S41, promise 7: an error of the storage is no failure of a workflow, however often it comes."""
+
+    async def test_it_is_never_counted_as_a_crash_loop_even_when_only_results_cannot_be_written(
+        self, disk: Disk, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    ) -> None:
+        """The count is durable before each step begins, and the step's result is what fails."""
+        failing = True
+        commit = Activation.commit
+
+        async def commit_or_fail(self: Activation) -> None:
+            if failing and effects and not self.must_commit_before_step:
+                error = StorageError("the disk is full")
+                self.close(Closing.STORAGE, error)
+                raise SuspendSignal from error
+            await commit(self)
+
+        monkeypatch.setattr(Activation, "commit", commit_or_fail)
+        monkeypatch.setattr(Activation, "commit_nowait", lambda self: False)
+        async with disk.process(order) as supervisor:
+            handle = await supervisor.spawn(order, "o-1", 1)
+            await trio.sleep(3600)
+            assert len(effects) > 2 * CRASH_LOOP_LIMIT
+            assert (await handle.get_state()).value == "running"
+            failing = False
+            assert await handle.result() == 1
+
+    async def test_pauses_begin_anew_after_a_run_that_came_to_its_own_end(
+        self, disk: Disk, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    ) -> None:
+        left = 6
+        call = Activation.call
+
+        async def failing(self: Activation, function: Any) -> Any:
+            nonlocal left
+            if left:
+                left -= 1
+                raise StorageError("now and then")
+            return await call(self, function)
+
+        monkeypatch.setattr(Activation, "call", failing)
+
+        @workflow(name="waiter")
+        async def waiter(ctx: Context, input: None) -> Any:
+            return (await ctx.queue.next("go")).body
+
+        async with disk.process(waiter, idle_timeout=1) as supervisor:
+            handle = await supervisor.spawn(waiter, "w-1")
+            await trio.sleep(300)
+            left = 1
+            begun = trio.current_time()
+            await handle.message("go", 7)
+            assert await handle.result() == 7
+            assert trio.current_time() - begun < 1, "the first pause again, not the seventh"
+
+
+class TestSuspects:
+    async def test_two_that_wait_for_each_other_do_not_wait_for_one_turn(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S18, S47: a suspect whose step waits for another suspect leaves its turn to it."""
+
+        @workflow(name="outer")
+        async def outer(ctx: Context, input: int) -> int:
+            async def ask() -> int:
+                return int(await (await supervisor.spawn(order, "inner", 1)).result())
+
+            return await ctx.step("ask", ask, timeout=0)
+
+        async with disk.process(order, outer) as supervisor:
+            await supervisor.spawn(order, "inner", 1, start_at=50)
+            await supervisor.spawn(outer, "outer", 1, start_at=60)
+        for workflow_id in ("inner", "outer"):
+            store = disk.next_store()
+            await store.acquire()
+            driver = await store.open_driver(workflow_id)
+            await driver.set(layout.IDLE_ACTIVATIONS_KEY, layout.encode_u64(SUSPECT_FROM + 1))
+            await driver.aclose()
+            await store.aclose()
+        async with disk.process(order, outer) as supervisor:
+            handle = await supervisor.get("outer")
+            await handle.wake()
+            with trio.fail_after(1000):
+                assert await handle.result() == 1

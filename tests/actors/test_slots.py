@@ -9,7 +9,7 @@ import trio
 from disks import Disk
 from trio.testing import MockClock
 
-from perdure.actors.slots import MAX_LIVE_DEFAULT, Slots, default_max_live
+from perdure.actors.slots import LENT_LEAST, MAX_LIVE_DEFAULT, Slots, default_max_live, lent_max_of
 from perdure.workflow import Context, InvalidArgumentError, workflow
 
 running = 0
@@ -44,7 +44,7 @@ class TestDefault:
     def test_it_leaves_descriptors_for_the_program(self) -> None:
         assert default_max_live(None) == MAX_LIVE_DEFAULT
         assert default_max_live(1_000_000) == MAX_LIVE_DEFAULT
-        assert default_max_live(1024) == 416
+        assert default_max_live(1024) == 384
         assert default_max_live(10) == 1, "at least one"
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "10"])
@@ -65,6 +65,17 @@ class TestSlots:
         assert slots.taken == 0
         assert slots.take_nowait() is not None
         assert slots.take_nowait() is None
+
+    def test_as_many_places_are_lent_as_there_are_descriptors_for(self) -> None:
+        assert lent_max_of(None, 10) == MAX_LIVE_DEFAULT
+        assert lent_max_of(1024, default_max_live(1024)) == LENT_LEAST
+        assert lent_max_of(20_000, 4096) == (20_000 - 256) // 2 - 4096
+        slots = Slots(3, lent_max=2)
+        assert [slots.take_nowait() is not None for _ in range(3)] == [True] * 3
+        assert [slots.lend() for _ in range(3)] == [True, True, False]
+        assert slots.taken == 1
+        slots.take_back()
+        assert (slots.taken, slots.lent) == (2, 1)
 
     def test_a_lent_place_is_taken_back_though_none_is_free(self) -> None:
         slots = Slots(1)
@@ -146,6 +157,40 @@ class TestCap:
                 assert await (await supervisor.spawn(nested, "n-10", 10)).result() == 10
             await trio.testing.wait_all_tasks_blocked()
             assert supervisor._residents.slots.taken == 0
+
+    async def test_who_is_held_for_a_moment_makes_room_once_it_is_let_go(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S45, S47: nobody else asks, and no timeout comes to help."""
+
+        @workflow(name="waiter")
+        async def waiter(ctx: Context, input: None) -> Any:
+            return (await ctx.queue.next("go")).body
+
+        async with disk.process(busy, waiter, max_live=1, idle_timeout=None) as supervisor:
+            await supervisor.spawn(waiter, "w-1")
+            await trio.sleep(1)
+            async with supervisor._residents.using("w-1"):
+                handle = await supervisor.spawn(busy, "b-1", 1)
+                await trio.sleep(1)
+            with trio.fail_after(5000):
+                assert await handle.result() == 1
+
+    async def test_who_becomes_idle_while_others_are_queued_makes_room(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S47: it was at work as the others came."""
+
+        @workflow(name="worker")
+        async def worker(ctx: Context, input: None) -> Any:
+            await ctx.step("work", trio.sleep, 5)
+            return (await ctx.queue.next("go")).body
+
+        async with disk.process(busy, worker, max_live=1, idle_timeout=None) as supervisor:
+            await supervisor.spawn(worker, "w-1")
+            handle = await supervisor.spawn(busy, "b-1", 1)
+            with trio.fail_after(5000):
+                assert await handle.result() == 1
 
     async def test_recovered_workflows_finish_too(self, disk: Disk, autojump_clock: MockClock) -> None:
         async with disk.process(busy) as supervisor:

@@ -44,6 +44,7 @@ class Actor:
         waiting_scope: Cancelled when it need not wait for its turn any more (`suspects.py`).
         place: The place that it takes (`slots.py`).
         lendings: How many of its steps wait for other workflows.
+        has_lent: Whether it lends its place to them.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Actor:
         self.waiting_scope: trio.CancelScope = trio.CancelScope()
         self.place: Place | None = None
         self.lendings: int = 0
+        self.has_lent: bool = False
         self._is_unused = trio.Event()
 
     @property

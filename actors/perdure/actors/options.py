@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from perdure.actors.limits import WorkflowLimit, check_limits
 from perdure.actors.retention import check_retention
-from perdure.actors.slots import default_max_live
+from perdure.actors.slots import default_max_live, lent_max_of
 from perdure.storage import CodedStore, FileStore, Store, ValueCodec
 from perdure.storage.descriptors import raise_descriptor_limit
 from perdure.workflow import Clock, Context, InvalidArgumentError, SystemClock, Workflow, definition_of
@@ -35,6 +35,7 @@ class Options:
         grace: Seconds.
         idle_timeout: Seconds; infinity for never.
         max_live: How many workflows may run at once.
+        lent_max: How many of them may lend their places at once.
         mailbox_limit: How many messages a mailbox may hold.
         limits: By the names of workflows.
         hooks: What is told of all workflows, if anything is.
@@ -47,6 +48,7 @@ class Options:
     grace: float
     idle_timeout: float
     max_live: int
+    lent_max: int
     mailbox_limit: int
     limits: Mapping[str, WorkflowLimit]
     hooks: Hooks | None
@@ -69,11 +71,13 @@ def check_options(
     clock: Clock | None,
     retention: Mapping[str, float | timedelta] | None,
 ) -> Options:
-    """The options, or an `InvalidArgumentError`; raises the limit of descriptors if `max_live` is left to us."""
+    """The options, or an `InvalidArgumentError`; raises the process's limit of descriptors as far as it may be."""
     definitions = _definitions(workflows)
     checked_store = _check_store(_file_store(store, durability))
     if max_live is not None:
         check_count(max_live, "max_live", least=1, example="max_live=1000")
+    descriptors = raise_descriptor_limit()
+    live = default_max_live(descriptors) if max_live is None else max_live
     return Options(
         store=checked_store if codec is None else _coded(checked_store, codec),
         definitions=definitions,
@@ -84,7 +88,8 @@ def check_options(
         hooks=hooks,
         clock=SystemClock() if clock is None else _check_clock(clock),
         retention=check_retention(retention),
-        max_live=default_max_live(raise_descriptor_limit()) if max_live is None else max_live,
+        max_live=live,
+        lent_max=lent_max_of(descriptors, live),
     )
 
 

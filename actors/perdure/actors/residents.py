@@ -67,6 +67,7 @@ class Residents:
         definitions: The registered workflows, by name.
         clock: The time.
         max_live: How many may run at once.
+        lent_max: How many of them may lend their places at once.
         idle_timeout: Seconds after which one that only waits leaves memory.
         hooks: What is told of all workflows.
         mailbox_limit: How many messages a mailbox may hold, where the workflow does not say it.
@@ -82,6 +83,7 @@ class Residents:
         clock: Clock,
         *,
         max_live: int,
+        lent_max: int,
         idle_timeout: float,
         hooks: Hooks | None,
         mailbox_limit: int = MAILBOX_LIMIT,
@@ -96,7 +98,7 @@ class Residents:
         self.asyncio: AsyncioThread = AsyncioThread()
         self.on_ended: Callable[[str], None] | None = None
         self.is_starting: Callable[[str], bool] | None = None
-        self.slots: Slots = Slots(max_live)
+        self.slots: Slots = Slots(max_live, lent_max)
         self.passivation: Passivation = Passivation(idle_timeout)
         self.dispatcher: Dispatcher = Dispatcher(self.slots, self.passivation.make_room, self._activate)
         self.restarts: Restarts = Restarts(self.dispatcher.want)
@@ -153,6 +155,8 @@ class Residents:
     async def let_go(self, actor: Actor) -> None:
         """Hold an actor no longer."""
         actor.release()
+        if len(self.dispatcher):
+            self.slots.poke()  # now it may leave, if it is idle
         if not actor.is_started:
             with trio.CancelScope(shield=True):
                 async with self._gates.entered(actor.workflow_id):
@@ -206,7 +210,8 @@ class Residents:
         actor = self.live.get(workflow_id)
         if self.is_closing or (actor is not None and actor.is_started and actor.is_usable):
             return
-        place = self._place_nowait()
+        is_leaving = actor is not None and not actor.is_usable  # which its code may hold up: nobody is to wait for that
+        place = None if is_leaving else self._place_nowait()
         if place is None:
             self.dispatcher.want(workflow_id)
         else:
@@ -293,14 +298,17 @@ class Residents:
         if actor is None or self.live.get(actor.workflow_id) is not actor:
             yield
             return
+        if actor.driver.when_sound is not None:  # a suspect that waits for another one keeps no turn from it, either
+            actor.driver.when_sound()
         if actor.lendings == 0:
-            self.slots.lend()
+            actor.has_lent = self.slots.lend()
         actor.lendings += 1
         try:
             yield
         finally:
             actor.lendings -= 1
-            if actor.lendings == 0:
+            if actor.lendings == 0 and actor.has_lent:
+                actor.has_lent = False
                 self.slots.take_back()
 
     async def evict(self, workflow_id: str) -> None:

@@ -5,7 +5,8 @@
    runs no code of the user's, so it always ends. Visits have places of their own: a workflow whose step sends a message to a
    dormant one never waits for a place that only its own end would free, and what arrives is durable however full it is.
 3. A step that waits for another workflow through a handle (for its result, for room in its mailbox) lends its place
-   meanwhile, so that workflows which wait for each other do not hold all places. For that time more may be open than `max_live`.
+   meanwhile, so that workflows which wait for each other do not hold all places. For that time more may be open than `max_live`,
+   as far as there are descriptors: at most `lent_max`.
 4. A place is given to whoever asks first (`dispatch.py`); whoever is refused here queues there.
 
 Rejected: one pool with one place kept back. Two visitors that wait for each other's workflow to become live would share it.
@@ -18,7 +19,7 @@ from typing import Final
 
 import trio
 
-__all__ = ["MAX_LIVE_DEFAULT", "VISITS_MAX", "Place", "Slots", "default_max_live"]
+__all__ = ["LENT_LEAST", "MAX_LIVE_DEFAULT", "VISITS_MAX", "Place", "Slots", "default_max_live", "lent_max_of"]
 
 VISITS_MAX: Final = 32
 """How many dormant workflows are open for visits at once."""
@@ -26,9 +27,12 @@ VISITS_MAX: Final = 32
 MAX_LIVE_DEFAULT: Final = 4096
 """The most workflows that run at once unless `max_live` says another number: some 300 MB of memory."""
 
+LENT_LEAST: Final = 32
+"""How many places may be lent at once however few descriptors there are."""
+
 _DESCRIPTORS_EACH: Final = 2
-_DESCRIPTORS_KEPT: Final = 192
-"""For the program itself, the catalog, worker threads and visits."""
+_DESCRIPTORS_KEPT: Final = 256
+"""For the program itself, the catalog, worker threads, visits and the least that is lent."""
 
 
 def default_max_live(descriptors: int | None) -> int:
@@ -36,6 +40,13 @@ def default_max_live(descriptors: int | None) -> int:
     if descriptors is None:
         return MAX_LIVE_DEFAULT
     return max(1, min(MAX_LIVE_DEFAULT, (descriptors - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH))
+
+
+def lent_max_of(descriptors: int | None, max_live: int) -> int:
+    """How many places may be lent beside this many live workflows."""
+    if descriptors is None:
+        return MAX_LIVE_DEFAULT
+    return max(LENT_LEAST, (descriptors - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH - max_live)
 
 
 class Place:
@@ -59,10 +70,16 @@ class Slots:
 
     Args:
         max_live: How many workflows may run at once, at least 1.
+        lent_max: How many places may be lent at once.
+
+    Attributes:
+        lent: How many are.
     """
 
-    def __init__(self, max_live: int) -> None:
+    def __init__(self, max_live: int, lent_max: int = LENT_LEAST) -> None:
         self.max_live: int = max_live
+        self.lent_max: int = lent_max
+        self.lent: int = 0
         self._taken = 0
         self._visits = trio.Semaphore(VISITS_MAX, max_value=VISITS_MAX)
         self._changed = trio.Event()
@@ -84,12 +101,17 @@ class Slots:
         await self._visits.acquire()
         return Place(self._visits.release)
 
-    def lend(self) -> None:
-        """Leave a place to others for a while, though whoever has it stays in memory."""
+    def lend(self) -> bool:
+        """Leave a place to others for a while, though whoever has it stays in memory; returns whether that may be."""
+        if self.lent >= self.lent_max:
+            return False
+        self.lent += 1
         self._release()
+        return True
 
     def take_back(self) -> None:
         """Have the place again that was lent, whether one is free or not."""
+        self.lent -= 1
         self._taken += 1
 
     def _release(self) -> None:

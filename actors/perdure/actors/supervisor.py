@@ -162,6 +162,7 @@ class Supervisor(Overseer, Scheduling):
             definitions,
             clock,
             max_live=options.max_live,
+            lent_max=options.lent_max,
             idle_timeout=options.idle_timeout,
             hooks=options.hooks,
             mailbox_limit=options.mailbox_limit,

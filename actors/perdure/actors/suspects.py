@@ -4,7 +4,8 @@
    When the process dies, the count has gone up for everybody who was in a first step, not only for who killed it.
 2. So a workflow that has counted `SUSPECT_FROM` of them is a suspect. Suspects run one at a time, each until it has
    durably recorded something, waits or ends; a further death counts against one of them only.
-3. Whoever is not a suspect never waits here.
+3. Whoever is not a suspect never waits here. A suspect whose step waits for another workflow leaves its place, as that may be
+   one, too; what it goes on to do then is not told from what others do.
 
 Rejected: running suspects in processes of their own, which would need a second owner of the store.
 """
