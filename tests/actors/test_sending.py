@@ -240,6 +240,110 @@ class TestFull:
             own = [body for body in bodies if body.startswith(f"{number}-")]
             assert own == sorted(own)
 
+    @pytest.mark.parametrize("is_evicted", [False, True])
+    async def test_room_that_its_workflow_does_not_take_goes_to_a_sender_outside(
+        self, disk: Disk, autojump_clock: MockClock, is_evicted: bool
+    ) -> None:
+        """S48: the workflow whose turn it is gave up; by the time the other's turn comes, the target has left memory."""
+
+        @workflow(name="naps")
+        async def naps(ctx: Context, input: Any) -> Any:
+            await ctx.sleep("nap", 20)
+            await ctx.queue.next("read")
+            return (await ctx.queue.next("again")).body
+
+        @workflow(name="raced")
+        async def raced(ctx: Context, input: Any) -> None:
+            async def send(ctx: Context) -> None:
+                await ctx.send("send", "r", "item", "never")
+
+            async def give_up(ctx: Context) -> None:
+                await ctx.sleep("soon", 5)
+
+            await ctx.race("race", {"send": send, "give up": give_up})
+            await ctx.sleep("on", 1e6)
+
+        idle_timeout = None if is_evicted else 0.5
+        async with disk.process(naps, raced, mailbox_limit=1, idle_timeout=idle_timeout) as supervisor:
+            target = await supervisor.spawn(naps, "r")
+            await target.message("item", "first")
+            await supervisor.spawn(raced, "s")
+            await trio.sleep(6)
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(target.message, "item", "outside")
+                if is_evicted:
+                    await trio.sleep(14.5)
+                    await target.evict()
+                nursery.cancel_scope.deadline = began + 60
+            assert 14 < trio.current_time() - began < 17
+            assert await target.result() == "outside"
+
+    async def test_room_goes_to_a_sender_outside_where_the_target_is_in_memory(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S48: the workflow whose turn it is gave up, and nothing else happens to the target."""
+
+        @workflow(name="naps")
+        async def naps(ctx: Context, input: Any) -> Any:
+            await ctx.sleep("nap", 20)
+            await ctx.queue.next("read", names=["item"])
+            await ctx.queue.next("end", names=["end"])
+
+        @workflow(name="raced")
+        async def raced(ctx: Context, input: Any) -> None:
+            async def send(ctx: Context) -> None:
+                await ctx.send("send", "r", "item", "never")
+
+            async def give_up(ctx: Context) -> None:
+                await ctx.sleep("soon", 5)
+
+            await ctx.race("race", {"send": send, "give up": give_up})
+            await ctx.sleep("on", 1e6)
+
+        async with disk.process(naps, raced, mailbox_limit=1, idle_timeout=None) as supervisor:
+            target = await supervisor.spawn(naps, "r")
+            await target.message("item", "first")
+            await supervisor.spawn(raced, "s")
+            await trio.sleep(6)
+            began = trio.current_time()
+            with trio.fail_after(60):
+                await target.message("item", "outside")
+            assert 14 < trio.current_time() - began < 16
+
+    @pytest.mark.parametrize("end", ["cancelled", "failed"])
+    async def test_a_sender_that_has_ended_takes_nobodys_turn(
+        self, disk: Disk, autojump_clock: MockClock, end: str
+    ) -> None:
+        """S45, S48: the next workflow is told of the room at once, and so is a sender outside."""
+
+        @workflow(name="naps")
+        async def naps(ctx: Context, input: Any) -> Any:
+            await ctx.sleep("nap", 1000)
+            return [(await ctx.queue.next(f"read-{number}")).body for number in range(3)]
+
+        @workflow(name="dies")
+        async def dies(ctx: Context, input: Any) -> None:
+            await ctx.send("send", "r", "item", "never")
+
+        async with disk.process(naps, dies, sender, mailbox_limit=1) as supervisor:
+            began = trio.current_time()
+            target = await supervisor.spawn(naps, "r")
+            await target.message("item", "first")
+            first = await supervisor.spawn(dies, "s-0", deadline=5 if end == "failed" else None)
+            await trio.sleep(1)
+            last = await supervisor.spawn(sender, "s-1", ["second"])
+            await trio.sleep(1)
+            if end == "cancelled":
+                await first.cancel()
+            else:
+                with pytest.raises(WorkflowFailedError):
+                    await first.result()
+            assert await last.result() == "sent"
+            assert 1000 <= trio.current_time() - began < 1000.5
+            await target.message("item", "third")
+            assert await target.result() == ["first", "second", "third"]
+
     async def test_a_target_that_ends_refuses_whoever_waits(self, disk: Disk, autojump_clock: MockClock) -> None:
         """S48"""
         async with disk.process(reader, sender, mailbox_limit=1) as supervisor:

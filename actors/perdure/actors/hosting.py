@@ -7,7 +7,8 @@
 4. Whoever joins a workflow that exists does so alone, and looks for a cycle first (`cycles.py`).
 5. That there is room in a mailbox is told to as many workflows as there is room for, first come, first served; those that
    are not in memory are brought in. Their turn is before that of senders outside of workflows, who are let in once one of
-   them has come, or a moment later. Nothing of this is durable: workflows that wait have an alarm as well.
+   them has come, or a moment later, whether the workflow with the room is in memory by then or not. Nothing of this is
+   durable: workflows that wait have an alarm as well. One that has ended, or is in trouble, waits for no room any more.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Hosting:
         self._failing: set[str] = set()
         self._known: set[tuple[str, str]] = set()
         self._waiting: dict[str, dict[str, None]] = {}
+        self._waited_for: dict[str, set[str]] = {}
         self._new_senders: dict[str, int] = {}
 
     def find_workflow(self, given: object) -> Workflow[Any, Any]:
@@ -108,6 +110,7 @@ class Hosting:
                             await self._count_sender(actor)
                     except MailboxFullError:
                         self._waiting.setdefault(parcel.target, {})[parcel.sender] = None
+                        self._waited_for.setdefault(parcel.sender, set()).add(parcel.target)
                         raise
             except (WorkflowNotFoundError, WorkflowEndedError) as error:
                 return _info(error, parcel.target)
@@ -135,14 +138,12 @@ class Hosting:
         if not senders:
             return False
         for sender in list(senders)[:count]:
-            del senders[sender]
+            self._leave_line(sender, workflow_id)
             actor = self._residents.live.get(sender)
             if actor is not None and actor.is_started:
                 actor.activation.signal(("room", workflow_id))
             else:
                 self._residents.want(sender)
-        if not senders:
-            del self._waiting[workflow_id]
         if self._residents.nursery is not None and not self._residents.is_closing:
             self._residents.nursery.start_soon(self._let_others_in, workflow_id)
         return True
@@ -153,9 +154,25 @@ class Hosting:
         actor = self._residents.live.get(workflow_id)
         if actor is not None and actor.is_usable:
             actor.activation.let_in()
+        else:  # it is not made to run for that, as whoever evicted it may not want it to
+            self._residents.mail.desk.senders.ask_to_look(workflow_id)
+
+    def _leave_line(self, sender: str, workflow_id: str) -> None:
+        """A workflow waits no more to send to another."""
+        senders, targets = self._waiting[workflow_id], self._waited_for[sender]
+        del senders[sender]
+        if not senders:
+            del self._waiting[workflow_id]
+        targets.discard(workflow_id)
+        if not targets:
+            del self._waited_for[sender]
 
     def gone(self, actor: Actor) -> None:
         """A workflow has left memory; if it has ended, whoever waits to send to it is to know."""
+        if actor.is_ended or actor.error is not None:
+            # Brought in again, it sends again. Until then it takes nobody's turn.
+            for target in tuple(self._waited_for.get(actor.workflow_id, ())):
+                self._leave_line(actor.workflow_id, target)
         if actor.is_ended:
             self._new_senders.pop(actor.workflow_id, None)
             self.has_room(actor.workflow_id, len(self._waiting.get(actor.workflow_id, ())))
