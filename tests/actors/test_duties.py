@@ -9,6 +9,7 @@ import trio
 from disks import Disk
 from trio.testing import MockClock
 
+from perdure.actors import duties
 from perdure.storage import Driver, StorageError, layout
 from perdure.workflow import Context, FaultError, WorkflowState, workflow
 
@@ -156,6 +157,59 @@ class TestCancel:
             await trio.sleep(30)
             assert disk.rows["e"].state == "sleeping"
             assert disk.rows["p"].next_wake_ms == 0
+            await trio.sleep(100)
+            assert disk.rows["e"].state == "cancelled"
+            assert disk.rows["p"].next_wake_ms is None
+        assert nothing_is_owed(disk)
+
+
+class TestWaiting:
+    async def test_one_that_ends_while_its_duties_are_queued_does_them_and_nothing_spins(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its turn comes while it does them itself, which takes long: whoever takes turns sleeps meanwhile."""
+
+        @workflow(name="gives up")
+        async def gives_up(ctx: Context, input: Any) -> None:
+            async def call(ctx: Context) -> None:
+                await ctx.call("call", endless, None, workflow_id="e")
+
+            async def nap(ctx: Context) -> None:
+                await ctx.sleep("nap", 5)
+
+            await ctx.race("race", {"call": call, "nap": nap})
+            await ctx.sleep("nap", 5)
+
+        turns = 0
+        take = trio.CapacityLimiter.acquire_on_behalf_of
+
+        async def counted(self: trio.CapacityLimiter, borrower: Any) -> None:
+            nonlocal turns
+            turns += 1
+            assert turns < 1000, "it spins"
+            await take(self, borrower)
+
+        monkeypatch.setattr(duties, "_WORKFLOWS_AT_ONCE", 1)
+        async with disk.process(gives_up, endless, idle_timeout=None) as supervisor:
+            await supervisor.spawn(gives_up, "p", None)
+            slow = await supervisor.spawn(endless, "slow")
+            await trio.sleep(1)
+            await slow.evict()
+            await (await supervisor.get("e")).evict()
+            began = trio.current_time()
+            original = disk.store.open_driver
+
+            async def open_driver(wanted: str, *, create: bool = False) -> Driver:
+                await trio.sleep_until(began + {"slow": 100, "e": 200}.get(wanted, 0))
+                return await original(wanted, create=create)
+
+            disk.store.open_driver = open_driver  # type: ignore[method-assign]
+            supervisor._residents.duties.want("slow")  # pyright: ignore[reportPrivateUsage]
+            await trio.sleep(1)
+            monkeypatch.setattr(trio.CapacityLimiter, "acquire_on_behalf_of", counted)
+            await trio.sleep(150)
+            assert disk.rows["p"].state == "completed"
+            assert disk.rows["e"].state == "sleeping"
             await trio.sleep(100)
             assert disk.rows["e"].state == "cancelled"
             assert disk.rows["p"].next_wake_ms is None

@@ -113,7 +113,7 @@ class Duties:
             token = object()
             await limiter.acquire_on_behalf_of(token)
             workflow_id = next(iter(self._wanted), None)
-            if workflow_id is None or workflow_id in self._busy:
+            if workflow_id is None:  # what was wanted is seen to already
                 limiter.release_on_behalf_of(token)
                 continue
             del self._wanted[workflow_id]
@@ -178,6 +178,7 @@ class Duties:
         if workflow_id in self._busy:  # with what it owed before it ended
             self._again.add(workflow_id)
             return
+        self._wanted.pop(workflow_id, None)  # what it was wanted for is done here
         self._busy.add(workflow_id)
         is_done = False
         actor.hold()  # so that whoever makes a workflow of this id anew does not close it meanwhile
