@@ -115,7 +115,10 @@ class ActorHandle:
         await self._residents.ensure_running(self._workflow_id)
 
     async def evict(self) -> None:
-        """Take the workflow out of memory; its next message, alarm or wake brings it back."""
+        """Take the workflow out of memory; its next message, alarm or wake brings it back, or the next start.
+
+        So one that was at work (in a step, with mail that it has not read) stays away until somebody asks for it.
+        """
         await self._residents.evict(self._workflow_id)
 
     async def cancel(self) -> None:

@@ -20,6 +20,8 @@ from perdure.workflow.checks import check_when_ms
 
 __all__ = ["LIST_LIMIT_MAX", "WorkflowInfo", "check_after", "info_of", "question_of"]
 
+_BEFORE = "created_before=datetime(2030, 1, 1, tzinfo=timezone.utc)"
+
 LIST_LIMIT_MAX: Final = 10_000
 """Most workflows of one page: a page is made in one go, and 10,000 take some 50 ms."""
 
@@ -94,7 +96,7 @@ def question_of(
     return {
         "state": None if state is None else _states(state),
         "workflow_type": None if workflow is None else _workflow_name(workflow),
-        "created_before_ms": None if created_before is None else check_when_ms(created_before, "list"),
+        "created_before_ms": None if created_before is None else check_when_ms(created_before, "list", _BEFORE),
         "attributes": None if attributes is None else check_attributes(attributes),
         "parent_id": None if parent_id is None else _text(parent_id),
     }

@@ -248,7 +248,13 @@ class Overseer:
             WorkflowNotFoundError: There is no such workflow.
             StorageError: `path` exists or cannot be written, or the one workflow cannot be read.
             SupervisorClosedError: The supervisor is leaving its block.
+            InvalidArgumentError: `path` is no path.
         """
+        given: object = path
+        if not isinstance(given, str | PathLike):
+            raise InvalidArgumentError(
+                f'the path of a new file or directory is needed, not {given!r}; write backup("copy/")'
+            )
         self._residents.check_open()
         await trio.lowlevel.checkpoint()
         if workflow_id is None:
