@@ -250,11 +250,7 @@ class Overseer:
             SupervisorClosedError: The supervisor is leaving its block.
             InvalidArgumentError: `path` is no path.
         """
-        given: object = path
-        if not isinstance(given, str | PathLike):
-            raise InvalidArgumentError(
-                f'the path of a new file or directory is needed, not {given!r}; write backup("copy/")'
-            )
+        _check_path(path)
         self._residents.check_open()
         await trio.lowlevel.checkpoint()
         if workflow_id is None:
@@ -302,3 +298,10 @@ class Overseer:
         if reason is None and is_active and row.problem is None and row.workflow_type not in self._definitions:
             reason = str(residents.unregistered(row.workflow_type))
         return info_of(row, is_live=residents.is_running(row.workflow_id), reason=reason)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | PathLike):
+        raise InvalidArgumentError(
+            f'the path of a new file or directory is needed, not {path!r}; write backup("copy/")'
+        )
