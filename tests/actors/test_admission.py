@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from perdure.actors import Supervisor, WorkflowLimit
 from perdure.actors.admission import Admission
 from perdure.storage import StorageError
-from perdure.workflow import Context, InvalidArgumentError, WorkflowState, workflow
+from perdure.workflow import Context, InvalidArgumentError, WorkflowFailedError, WorkflowState, workflow
 
 begun: list[tuple[str, float]] = []
 """Which workflows began, and when, in virtual seconds."""
@@ -229,6 +229,120 @@ class TestConcurrency:
             assert ids() == names
             await (await supervisor.get("later-149")).result()
         assert ids() == [*names, *(f"later-{number:03}" for number in range(150))]
+
+    async def test_those_whose_start_comes_are_looked_at_alone(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many others of the type wait for a later start, the catalog is not read again for each."""
+        reads = 0
+        list_rows = disk.store.list_rows
+
+        async def counted(**question: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await list_rows(**question)
+
+        async with disk.process(worker, **limited(concurrency=5)) as supervisor:
+            for number in range(300):
+                await supervisor.spawn(worker, f"worker-{number:03}", 0, start_at=1_000.0 + number)
+                await trio.sleep(0.001)
+            monkeypatch.setattr(disk.store, "list_rows", counted)
+            await trio.sleep(2_000)
+        assert {row.state for row in disk.rows.values()} == {"completed"}
+        assert ids() == [f"worker-{number:03}" for number in range(300)]
+        assert reads < 20
+
+    async def test_very_many_whose_start_comes_at_once_begin_in_order_all_the_same(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("perdure.actors.admission._PASSED_MAX", 4)
+        async with disk.process(worker, **limited(concurrency=2)) as supervisor:
+            await spawn(supervisor, 2, input=500)
+            late = [f"late-{number:02}" for number in range(40)]
+            for number, name in enumerate(late):
+                await supervisor.spawn(worker, name, 3, start_at=300.0 - number / 1_000)
+                await trio.sleep(0.001)
+            names = await spawn(supervisor, 3, input=3, first=2)
+            for name in [*late, *names]:
+                await (await supervisor.get(name)).result()
+        check_order(["worker-000", "worker-001", *late, *names], 2)
+        assert most == [2]
+
+
+class TestDeadlines:
+    @pytest.mark.parametrize("limit", [{"concurrency": 1}, {"rate": 1, "per": 1_000.0}])
+    async def test_one_that_waits_fails_at_its_deadline_and_takes_no_turn(
+        self, disk: Disk, autojump_clock: MockClock, limit: dict[str, Any]
+    ) -> None:
+        """S48: whether it has begun or not. None of its code runs, and the next one begins when it would have."""
+        async with disk.process(worker, **limited(**limit)) as supervisor:
+            await supervisor.spawn(worker, "first", 500)
+            await trio.sleep(1)
+            late = await supervisor.spawn(worker, "late", 0, deadline=10)
+            await supervisor.spawn(worker, "next", 0)
+            await trio.sleep(8)
+            assert await late.get_state() is WorkflowState.PENDING
+            await trio.sleep(3)
+            assert disk.rows["late"].state == "failed"
+            with pytest.raises(WorkflowFailedError) as caught:
+                await late.result()
+            assert caught.value.name == "WorkflowDeadlineError"
+            assert ids() == ["first"]
+            await (await supervisor.get("next")).result()
+            assert ids() == ["first", "next"]
+            assert begun[1][1] == pytest.approx(500 if "concurrency" in limit else 1_000, abs=2)
+        assert most == [1]
+
+    @pytest.mark.parametrize("options", [{}, {"start_at": 5.0}, {"start_at": 60.0}, {"start_at": 500.0}])
+    async def test_a_restart_forgets_no_deadline(
+        self, disk: Disk, autojump_clock: MockClock, options: dict[str, Any]
+    ) -> None:
+        """S48: the catalog does not know it."""
+        async with disk.process(waiter, limits={waiter: WorkflowLimit(concurrency=1)}) as supervisor:
+            await supervisor.spawn(waiter, "first")
+            await trio.sleep(1)
+            await supervisor.spawn(waiter, "late", deadline=100, **options)
+            await trio.sleep(10)
+        async with disk.process(waiter, limits={waiter: WorkflowLimit(concurrency=1)}):
+            await trio.sleep(80)
+            assert disk.rows["late"].state == "pending"
+            await trio.sleep(15)
+            assert disk.rows["late"].state == "failed"
+        assert ids() == ["first"]
+
+    async def test_a_deadline_that_passes_while_nothing_runs_ends_one_that_waits_at_the_next_start(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S48."""
+        async with disk.process(waiter, limits={waiter: WorkflowLimit(concurrency=1)}) as supervisor:
+            await supervisor.spawn(waiter, "first")
+            await trio.sleep(1)
+            for number in range(100):
+                await supervisor.spawn(waiter, f"late-{number}", deadline=100)
+        await trio.sleep(200)
+        async with disk.process(waiter, limits={waiter: WorkflowLimit(concurrency=1)}) as supervisor:
+            await trio.sleep(10)
+            assert await supervisor.count(state="failed") == 100
+        assert ids() == ["first"]
+
+    async def test_a_clock_that_is_set_back_as_it_fails_lets_nothing_begin_without_a_turn(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with disk.process(waiter, limits={waiter: WorkflowLimit(concurrency=1)}) as supervisor:
+            await supervisor.spawn(waiter, "first")
+            await trio.sleep(1)
+            residents = supervisor._residents  # pyright: ignore[reportPrivateUsage]
+            start_task = residents._start_task  # pyright: ignore[reportPrivateUsage]
+
+            def set_back(nursery: trio.Nursery, actor: Any) -> None:
+                disk.clock.move(-3_600)
+                start_task(nursery, actor)
+
+            await supervisor.spawn(waiter, "late", deadline=10)
+            monkeypatch.setattr(residents, "_start_task", set_back)
+            await trio.sleep(20)
+            assert disk.rows["late"].state == "failed"
+        assert ids() == ["first"]
 
 
 class TestTypes:

@@ -57,6 +57,30 @@ def test_a_clock_that_was_set_back_holds_nobody_for_longer_than_a_span() -> None
     assert beginnings.free(51_000) == 2
 
 
+def test_beginnings_stored_before_the_clock_was_set_back_count_no_longer_than_those_after_them() -> None:
+    beginnings = Beginnings(2, 1_000, [(7, 100_000), (8, 50_000)])
+    assert beginnings.free(50_999) == 0
+    assert beginnings.free(51_000) == 2
+
+
+def test_a_look_costs_about_the_same_whatever_the_rate() -> None:
+    class Counted(list[int]):
+        looks = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.looks += 1
+            return super().__getitem__(index)
+
+        def __iter__(self) -> Any:
+            raise AssertionError("all were looked at")
+
+    beginnings = Beginnings(100_000, 1_000, [])
+    beginnings.add(50_000, 5)
+    beginnings._times = Counted(beginnings._times)  # pyright: ignore[reportPrivateUsage]
+    assert beginnings.free(10) == 50_000
+    assert beginnings.free(1_005) == 100_000
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

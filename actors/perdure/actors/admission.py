@@ -7,7 +7,12 @@
    rate is not used up; it is never exceeded.
 3. What has begun is never held, nor what `recover()` takes up again: it counts, and others wait the longer.
 4. One whose file cannot be used holds no place. One that is stuck for another reason does: it may go on at any message.
-5. Types know nothing of each other. Those that are let begin queue for a place to run in like everybody else (`dispatch.py`).
+5. One that waits fails at its deadline all the same; that runs none of its code, and takes no turn and no rate. The catalog
+   does not know deadlines: those that earlier processes made are opened once, one after the other, to learn theirs. In memory
+   are the deadlines of those that have one.
+6. Whoever turns out to wait though its row was passed is looked at alone. Only if there are very many such at a time the
+   catalog is read again from the first of them; so neither memory nor work grows faster than what arrives.
+7. Types know nothing of each other. Those that are let begin queue for a place to run in like everybody else (`dispatch.py`).
 
 Rejected: a queue in memory, or a queue of its own on disk. The one grows with what waits; the other is a second truth about
 it, to be mended after each crash.
@@ -16,7 +21,9 @@ it, to be mended after each crash.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import trio
@@ -33,6 +40,7 @@ from perdure.workflow.clock import POLL_S
 __all__ = ["Admission"]
 
 _PAGE: Final = 64
+_PASSED_MAX: Final = 1024
 _PAUSE_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
 _PENDING: Final = WorkflowState.PENDING.value
@@ -51,9 +59,10 @@ class _Queue:
         is_known: Whether what earlier processes let begin is known.
         gone: Those that have ended while that was not known, and of which the catalog may not know it.
         beginnings: The recent ones, if there is a rate limit.
-        cursor: Creation time and id of the last row that was looked at: none up to it waits.
-        has_waiting: Whether there may be rows after the cursor that wait.
-        arrived: The least creation time and id of those that came to wait since the last look was begun.
+        cursor: Creation time and id of the last row that was looked at: none up to it waits, but for those in `passed`.
+        has_rows: Whether there may be rows after the cursor that wait.
+        passed: Creation times and ids, ascending, of those up to the cursor that came to wait, at most `_PASSED_MAX`.
+        arrived: Those that came to wait while a look goes on, and the cursor is about to move.
     """
 
     def __init__(self, workflow_type: str, limit: WorkflowLimit) -> None:
@@ -64,10 +73,16 @@ class _Queue:
         self.gone: set[str] = set()
         self.beginnings: Beginnings | None = None
         self.cursor: tuple[int, str] | None = None
-        self.has_waiting = True
-        self.arrived: tuple[int, str] | None = None
+        self.has_rows = True
+        self.passed: list[tuple[int, str]] = []
+        self.arrived: list[tuple[int, str]] | None = None
         self.changed = trio.Event()
         self.waiting = trio.CancelScope()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there may be workflows that wait."""
+        return self.has_rows or bool(self.passed) or bool(self.arrived)
 
     def poke(self) -> None:
         """Look again at who may begin."""
@@ -76,16 +91,44 @@ class _Queue:
 
     def arrive(self, created_at_ms: int, workflow_id: str) -> None:
         """One waits that may not have been there, or not been due, when its row was passed."""
-        arrived = (created_at_ms, workflow_id)
-        self.arrived = arrived if self.arrived is None else min(self.arrived, arrived)
-        self.has_waiting = True
-        self.move_to(self.cursor)
+        self._arrive((created_at_ms, workflow_id))
         self.poke()
 
-    def move_to(self, cursor: tuple[int, str] | None) -> None:
-        """Look on from here, or from before whoever arrived and would be passed over."""
-        is_passed = cursor is not None and self.arrived is not None and self.arrived <= cursor
-        self.cursor = (self.arrived[0], "") if is_passed and self.arrived is not None else cursor
+    def _arrive(self, key: tuple[int, str]) -> None:
+        if self.arrived is not None:
+            if len(self.arrived) <= _PASSED_MAX:
+                self.arrived.append(key)
+            else:  # too many to remember: the least one stands for all
+                self.arrived[0] = min(self.arrived[0], key)
+        elif self.cursor is None or key > self.cursor:
+            self.has_rows = True
+        elif len(self.passed) < _PASSED_MAX:
+            if (index := bisect_left(self.passed, key)) == len(self.passed) or self.passed[index] != key:
+                self.passed.insert(index, key)
+        else:
+            self.look_from(min(key, self.passed[0]))
+
+    def look_from(self, key: tuple[int, str] | None) -> None:
+        """Look again at this row, or at the first one, and all after it."""
+        self.cursor = None if key is None else (key[0], "")
+        self.has_rows = True
+        self.passed = [each for each in self.passed if self.cursor is not None and each <= self.cursor]
+
+    def begin_look(self) -> None:
+        """Whoever arrives from now on is kept until it is known how far the look came."""
+        self.arrived = []
+
+    def end_look(self) -> None:
+        """Sort in whoever arrived meanwhile."""
+        arrived, self.arrived = self.arrived or [], None
+        if len(arrived) > _PASSED_MAX:
+            first = min(arrived)
+            if self.cursor is None or first <= self.cursor:
+                self.look_from(first)
+            self.has_rows = True
+        else:
+            for key in arrived:
+                self._arrive(key)
 
     def free(self, now_ms: int) -> int:
         """How many may begin now."""
@@ -100,6 +143,7 @@ class Admission:
     Args:
         limits: The limits, by type.
         allow: Called with the id of a workflow that may begin: it is activated as soon as there is a place.
+        visit: Called with the id of a workflow that waits, to bring it in for a visit: as it leaves, its deadline is noted.
     """
 
     def __init__(
@@ -110,6 +154,7 @@ class Admission:
         own: OwnNamespace,
         clock: Clock,
         allow: Callable[[str], None],
+        visit: Callable[[str], Awaitable[None]],
     ) -> None:
         self._queues = {workflow_type: _Queue(workflow_type, limit) for workflow_type, limit in limits.items()}
         self._store = store
@@ -117,6 +162,10 @@ class Admission:
         self._own = own
         self._clock = clock
         self._allow = allow
+        self._visit = visit
+        self._began_ms = clock.now_ms()
+        self._unvisited: deque[str] = deque()
+        self._has_unvisited = trio.Event()
 
     def is_limited(self, workflow_type: str) -> bool:
         """Whether the type has a limit."""
@@ -161,6 +210,17 @@ class Admission:
         if queue is None or row.state != _PENDING or row.workflow_id in queue.at_work:
             return False
         queue.arrive(row.created_at_ms, row.workflow_id)
+        if (row.next_wake_ms or 0) > self._began_ms:  # else `_visit_waiting` comes to it
+            self._unvisited.append(row.workflow_id)
+            self._has_unvisited.set()
+        return True
+
+    def keeps(self, row: CatalogRow) -> bool:
+        """Whether a workflow that leaves memory, not begun, is due and waits here."""
+        queue = self._queues.get(row.workflow_type)
+        if queue is None or row.workflow_id in queue.at_work or not _is_waiting(row, self._clock.now_ms()):
+            return False
+        queue.arrive(row.created_at_ms, row.workflow_id)
         return True
 
     def note_gone(self, workflow_id: str) -> None:
@@ -175,6 +235,8 @@ class Admission:
     def start(self, nursery: trio.Nursery) -> None:
         """Begin to let workflows begin, in the nursery."""
         nursery.start_soon(self._tidy)
+        if self._queues:
+            nursery.start_soon(self._learn_deadlines)
         for queue in self._queues.values():
             nursery.start_soon(self._run, queue)
 
@@ -239,30 +301,45 @@ class Admission:
 
     async def _next(self, queue: _Queue, count: int, now_ms: int) -> list[str]:
         """The next that wait and are due, at most so many."""
-        queue.arrived = None
-        rows = await self._store.list_rows(
-            state=_PENDING, workflow_type=queue.workflow_type, after=queue.cursor, limit=_PAGE
-        )
         chosen: list[str] = []
-        cursor = queue.cursor
-        for row in rows:
-            if len(chosen) == count:
-                break
-            cursor = _key(row)
-            if row.workflow_id not in queue.at_work and await self._is_waiting(row, now_ms):
-                chosen.append(row.workflow_id)
-        else:
-            queue.has_waiting = len(rows) == _PAGE or queue.arrived is not None
-        queue.move_to(cursor)
+        queue.begin_look()
+        try:
+            while queue.passed and len(chosen) < count:
+                workflow_id = queue.passed[0][1]
+                if workflow_id not in queue.at_work and await self._is_waiting(workflow_id, now_ms):
+                    chosen.append(workflow_id)
+                del queue.passed[0]
+            if queue.has_rows and len(chosen) < count:
+                await self._look_on(queue, chosen, count, now_ms)
+        except BaseException:
+            queue.look_from(None)  # those that were chosen wait still
+            raise
+        finally:
+            queue.end_look()
         if not chosen and queue.has_waiting:
             queue.changed.set()  # a page of those that are not due yet: look at the next one
         return chosen
 
-    async def _is_waiting(self, row: CatalogRow, now_ms: int) -> bool:
-        if not _is_due(row, now_ms):
-            return False
-        newest = await self._keeper.get(row.workflow_id)  # what is not written yet included
-        return newest is not None and newest.state == _PENDING and _is_due(newest, now_ms)
+    async def _look_on(self, queue: _Queue, chosen: list[str], count: int, now_ms: int) -> None:
+        """Choose among the next page of rows."""
+        rows = await self._store.list_rows(
+            state=_PENDING, workflow_type=queue.workflow_type, after=queue.cursor, limit=_PAGE
+        )
+        for row in rows:
+            if len(chosen) == count:
+                return
+            queue.cursor = _key(row)
+            if (
+                row.workflow_id not in queue.at_work
+                and _is_due(row, now_ms)
+                and await self._is_waiting(row.workflow_id, now_ms)
+            ):
+                chosen.append(row.workflow_id)
+        queue.has_rows = len(rows) == _PAGE
+
+    async def _is_waiting(self, workflow_id: str, now_ms: int) -> bool:
+        newest = await self._keeper.get(workflow_id)  # what is not written yet included
+        return newest is not None and _is_waiting(newest, now_ms)
 
     async def _record(self, queue: _Queue, count: int, now_ms: int) -> None:
         """Make it durable that so many begin."""
@@ -278,11 +355,53 @@ class Admission:
             await self._own.batch(batch)
         except BaseException:
             queue.beginnings = None  # it may be written: read them again
-            queue.cursor = None  # and those that were about to begin wait still
-            queue.has_waiting = True
+            queue.look_from(None)  # and those that were about to begin wait still
             raise
         beginnings.add(count, now_ms)
         beginnings.forget_before(kept)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _learn_deadlines(self) -> None:
+        """Visit those that wait and were made by earlier processes, then, for ever, those whose start has come."""
+        for workflow_type in self._queues:
+            await self._visit_waiting(workflow_type)
+        while True:
+            while self._unvisited:
+                workflow_id = self._unvisited.popleft()
+                if not any(workflow_id in queue.at_work for queue in self._queues.values()):
+                    await self._visit_calmly(workflow_id)
+            self._has_unvisited = trio.Event()
+            await self._has_unvisited.wait()
+
+    async def _visit_waiting(self, workflow_type: str) -> None:
+        after: tuple[int, str] | None = None
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                rows = await self._store.list_rows(
+                    state=_PENDING,
+                    workflow_type=workflow_type,
+                    created_before_ms=self._began_ms + 1,
+                    after=after,
+                    limit=_PAGE,
+                )
+            except StorageError as error:
+                _log.warning("the catalog fails, so deadlines of %r wait %g seconds: %s", workflow_type, pause_s, error)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+                continue
+            for row in rows:
+                if _is_due(row, self._began_ms):
+                    await self._visit_calmly(row.workflow_id)
+            if len(rows) < _PAGE:
+                return
+            after = _key(rows[-1])
+
+    async def _visit_calmly(self, workflow_id: str) -> None:
+        try:
+            await self._visit(workflow_id)
+        except Exception as error:  # it is told to whoever asks for that workflow, and again at its turn
+            _log.debug("the deadline of workflow %r could not be read: %s", workflow_id, error)
 
     @trio.lowlevel.enable_ki_protection
     async def _tidy(self) -> None:
@@ -298,6 +417,10 @@ class Admission:
 
 def _is_due(row: CatalogRow, now_ms: int) -> bool:
     return row.problem is None and row.next_wake_ms is not None and row.next_wake_ms <= now_ms
+
+
+def _is_waiting(row: CatalogRow, now_ms: int) -> bool:
+    return row.state == _PENDING and _is_due(row, now_ms)
 
 
 def _key(row: CatalogRow) -> tuple[int, str]:

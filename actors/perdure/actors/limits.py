@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -93,39 +93,45 @@ class Beginnings:
     def __init__(self, rate: int, per_ms: int, recent: list[tuple[int, int]]) -> None:
         self._rate = rate
         self._per_ms = per_ms
-        self._recent = deque(recent)
+        self._numbers = [number for number, _ in recent]
+        self._times = [time_ms for _, time_ms in recent]
+        for index in range(len(recent) - 2, -1, -1):  # none began after the next one: the clock was set back in between
+            self._times[index] = min(self._times[index], self._times[index + 1])
         self.next_number: int = recent[-1][0] + 1 if recent else 0
 
     def free(self, now_ms: int) -> int:
         """How many may begin now."""
         self._clamp(now_ms)
-        return max(0, self._rate - sum(time_ms > now_ms - self._per_ms for _, time_ms in self._recent))
+        return max(0, self._rate - (len(self._times) - self._expired_count(now_ms)))
 
     def next_ms(self, now_ms: int) -> int:
         """When another may begin; at most `now_ms` if one may now."""
         self._clamp(now_ms)
-        if len(self._recent) < self._rate:
+        if len(self._times) < self._rate:
             return now_ms
-        return self._recent[-self._rate][1] + self._per_ms
+        return self._times[-self._rate] + self._per_ms
 
     def add(self, count: int, now_ms: int) -> None:
         """Note beginnings; they are durable by now."""
-        for _ in range(count):
-            self._recent.append((self.next_number, now_ms))
-            self.next_number += 1
+        self._clamp(now_ms)
+        self._numbers += range(self.next_number, self.next_number + count)
+        self._times += [now_ms] * count
+        self.next_number += count
 
     def expired(self, now_ms: int) -> int:
         """The number of the earliest that still counts: those before it need not be kept."""
-        for number, time_ms in self._recent:
-            if time_ms > now_ms - self._per_ms:
-                return number
-        return self.next_number
+        self._clamp(now_ms)
+        count = self._expired_count(now_ms)
+        return self._numbers[count] if count < len(self._numbers) else self.next_number
 
     def forget_before(self, number: int) -> None:
         """Keep no beginning before this one."""
-        while self._recent and self._recent[0][0] < number:
-            self._recent.popleft()
+        count = bisect_left(self._numbers, number)
+        del self._numbers[:count], self._times[:count]
+
+    def _expired_count(self, now_ms: int) -> int:
+        return bisect_right(self._times, now_ms - self._per_ms)  # they ascend, so this is cheap whatever the rate
 
     def _clamp(self, now_ms: int) -> None:
-        if self._recent and self._recent[-1][1] > now_ms:
-            self._recent = deque((number, min(time_ms, now_ms)) for number, time_ms in self._recent)
+        if self._times and self._times[-1] > now_ms:
+            self._times = [min(time_ms, now_ms) for time_ms in self._times]

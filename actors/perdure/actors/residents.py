@@ -48,6 +48,7 @@ from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
 from perdure.workflow.asyncio_thread import AsyncioThread, asyncio_home
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
+from perdure.workflow.deadline import has_passed
 from perdure.workflow.failures import sole_exception
 from perdure.workflow.hooks import Hooks
 from perdure.workflow.mailbox import MAILBOX_LIMIT
@@ -151,6 +152,15 @@ class Residents:
             yield actor
         finally:
             await self.let_go(actor)
+
+    async def look_at(self, workflow_id: str) -> None:
+        """Bring a dormant workflow in for a visit; as it leaves, what it waits for is seen to."""
+        if workflow_id not in self.live:
+            try:
+                async with self.using(workflow_id):
+                    pass
+            except WorkflowNotFoundError:
+                self._arrivals.announce(workflow_id)
 
     async def let_go(self, actor: Actor) -> None:
         """Hold an actor no longer."""
@@ -513,13 +523,20 @@ class Residents:
         if self.is_closing or self.nursery is None or self._is_held(actor):
             return
         try:
-            if self.admission is not None and self.admission.is_limited(actor.driver.row.workflow_type):
+            has_expired = self._has_expired(actor)
+            if (
+                not has_expired
+                and self.admission is not None
+                and self.admission.is_limited(actor.driver.row.workflow_type)
+            ):
                 await actor.driver.note_begun()
                 self.admission.note_begun(actor.driver.row)
             await actor.driver.move_earlier(0)
         except BaseException:
             self._note_unusable(workflow_id)
             raise
+        if has_expired:
+            actor.activation.expire()  # whatever the clock says from now on: it may have no turn
         self.troubles.clear_of(workflow_id)
         actor.move_to(place)
         actor.is_started = True
@@ -570,7 +587,14 @@ class Residents:
     def _is_held(self, actor: Actor) -> bool:
         """Whether it waits for its turn among those of its type; it is woken when that comes."""
         admission, row = self.admission, actor.driver.row
-        return admission is not None and admission.holds(row, actor.activation.history.state.value)
+        if admission is None or self._has_expired(actor):
+            return False
+        return admission.holds(row, actor.activation.history.state.value)
+
+    def _has_expired(self, actor: Actor) -> bool:
+        """Whether it fails without having begun: its deadline has passed."""
+        history = actor.activation.history
+        return history.state is WorkflowState.PENDING and has_passed(history, self._clock.now_ms())
 
     def _start_task(self, nursery: trio.Nursery, actor: Actor) -> None:
         nursery.start_soon(self._run, actor, name=f"workflow {actor.workflow_id!r}")
@@ -624,12 +648,16 @@ class Residents:
     def _expect(self, actor: Actor) -> None:
         """See that a workflow that left memory, and has not ended, comes back when it wants to."""
         wake_ms = actor.driver.row.next_wake_ms
-        if wake_ms:
+        deadline_ms = actor.activation.history.deadline_ms
+        if self.admission is not None and not actor.is_started and self.admission.keeps(actor.driver.row):
+            if deadline_ms is not None:
+                self.deadlines.note(actor.workflow_id, deadline_ms)
+        elif wake_ms:
             self._on_dormant(wake_ms)
         elif (wake_ms == 0 and actor.is_passivated) or (actor.is_started and actor.is_mail_wanted):
             # It is due already, or the message came while it was being evicted, and counts as its next one.
             self.dispatcher.want(actor.workflow_id)
-        elif actor.is_started and (deadline_ms := actor.activation.history.deadline_ms) is not None:
+        elif actor.is_started and deadline_ms is not None:
             self.deadlines.note(actor.workflow_id, deadline_ms)
 
     async def _retire_if_idle(self, actor: Actor) -> None:

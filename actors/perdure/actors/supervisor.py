@@ -181,7 +181,9 @@ class Supervisor(Overseer, Scheduling):
         )
         self._hooks = options.hooks
         self._retention = Retention(options.retention, store, self._removal, clock) if options.retention else None
-        self._admission = Admission(options.limits, store, self._keeper, self._own, clock, self._residents.want)
+        self._admission = Admission(
+            options.limits, store, self._keeper, self._own, clock, self._residents.want, self._residents.look_at
+        )
         self._residents.admission = self._admission if options.limits else None
         self._residents.on_ended = self._note_ended
         self._residents.is_starting = self._schedules.is_starting
@@ -249,7 +251,8 @@ class Supervisor(Overseer, Scheduling):
                 `pending` and costs no memory. Messages are kept for it and do not start it; `wake()` does.
             deadline: When it fails with `WorkflowDeadlineError` unless it has ended, given likewise. It is rolled back then,
                 if it has passed a rollback checkpoint; a step in progress is cancelled. So does one that is waiting, not in
-                memory or not started, or whose deadline has passed while no supervisor ran.
+                memory, not started or held back by a limit, or whose deadline has passed while no supervisor ran. One that is not
+                in memory needs one of the `max_live` places for that, and fails as soon as one is free.
             attributes: By what it can be found: at most 64 names of at most 512 bytes, each with text (at most 1,024 bytes), a
                 number, a boolean or `None`.
 

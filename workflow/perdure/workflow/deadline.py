@@ -82,8 +82,9 @@ async def call_until_deadline(
     deadline_ms = history.deadline_ms
     if deadline_ms is None:
         return await activation.call(function)
-    if has_passed(history, activation.clock.now_ms()):
+    if activation.closing is None and has_passed(history, activation.clock.now_ms()):
         activation.expire()
+    if activation.closing is not None:
         return None, None
     called: tuple[object, BaseException | None] = None, None
     failure: BaseException | None = None
