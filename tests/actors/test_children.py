@@ -375,6 +375,36 @@ class TestCycle:
         assert "cycle" in results
         assert ["told", "cycle"] in results
 
+    async def test_a_call_that_closed_a_ring_is_remembered_until_that_is_recorded_and_no_longer(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        @workflow(name="waits")
+        async def waits(ctx: Context, input: Any) -> Any:
+            return await ctx.call("other", closes, None, workflow_id="y")
+
+        @workflow(name="closes")
+        async def closes(ctx: Context, input: Any) -> Any:
+            await ctx.queue.next("go")
+            for number in range(5):
+                try:
+                    await ctx.call(f"caught-{number}", waits, None, workflow_id="x")
+                except CallCycleError:
+                    remembered.append(sum(map(len, hosting._failing.values())))  # pyright: ignore[reportPrivateUsage]
+            return await ctx.call("other", waits, None, workflow_id="x")
+
+        remembered: list[int] = []
+        async with disk.process(waits, closes) as supervisor:
+            hosting = supervisor._residents._hosting  # pyright: ignore[reportPrivateUsage]
+            other = await supervisor.spawn(closes, "y", None)
+            await supervisor.spawn(waits, "x", None)
+            await trio.sleep(5)
+            await other.message("go")
+            with trio.fail_after(100), pytest.raises(WorkflowFailedError, match="could ever go on"):
+                await other.result()
+            await trio.sleep(5)
+            assert remembered == [1] * 5
+            assert hosting._failing == {}  # pyright: ignore[reportPrivateUsage]
+
     async def test_a_call_in_a_race_closes_no_cycle(self, disk: Disk, autojump_clock: MockClock) -> None:
         @workflow(name="raced")
         async def raced(ctx: Context, other: str) -> Any:

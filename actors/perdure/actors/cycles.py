@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from perdure.actors.errors import SupervisorClosedError
@@ -21,7 +21,7 @@ __all__ = ["find_chain"]
 
 
 async def find_chain(
-    residents: Residents, caller_id: str, child_id: str, ignored: Container[str]
+    residents: Residents, caller_id: str, child_id: str, ignored: Mapping[str, Container[str]]
 ) -> tuple[str, ...] | None:
     """The chain that begins with the caller's call of the child and leads back to the caller.
 
@@ -29,7 +29,7 @@ async def find_chain(
         residents: Where the workflows are.
         caller_id: Who calls.
         child_id: Whom.
-        ignored: The entry ids of calls that are about to fail.
+        ignored: By workflow, the entry ids of calls that are about to fail.
 
     Returns:
         The ids in order, the caller's first and last; `None` if there is no such chain.
@@ -46,7 +46,7 @@ async def find_chain(
             while chain[-1] != caller_id:
                 chain.append(before[chain[-1]])
             return tuple(reversed(chain))
-        for following in await _awaited_by(residents, current, ignored):
+        for following in await _awaited_by(residents, current, ignored.get(current, ())):
             if following not in before:
                 before[following] = current
                 stack.append(following)

@@ -79,7 +79,7 @@ class Hosting:
         self._keeper = keeper
         self._definitions = definitions
         self._joining = trio.Lock()
-        self._failing: set[str] = set()
+        self._failing: dict[str, set[str]] = {}
         self._known: set[tuple[str, str]] = set()
         self._waiting: dict[str, dict[str, None]] = {}
         self._waited_for: dict[str, set[str]] = {}
@@ -169,6 +169,7 @@ class Hosting:
 
     def gone(self, actor: Actor) -> None:
         """A workflow has left memory; if it has ended, whoever waits to send to it is to know."""
+        self._failing.pop(actor.workflow_id, None)
         if actor.is_ended or actor.error is not None:
             # Brought in again, it sends again. Until then it takes nobody's turn.
             for target in tuple(self._waited_for.get(actor.workflow_id, ())):
@@ -221,9 +222,16 @@ class Hosting:
             if not call.is_raced:
                 chain = await find_chain(self._residents, caller_id, call.child_id, self._failing)
                 if chain is not None:
-                    self._failing.add(call.entry_id)  # it waits for nobody any more, though that is not recorded yet
+                    self._note_failing(request)
                     return self._cycle(chain)
             return await self._register(request, reference)
+
+    def _note_failing(self, request: CallRequest) -> None:
+        """A call waits for nobody any more, though that is not recorded yet; those that were are forgotten."""
+        caller = request.caller.history
+        failing = self._failing.get(caller.workflow_id, ())
+        open_still = {entry_id for entry_id in failing if caller.calls.get(entry_id) is not None}
+        self._failing[caller.workflow_id] = open_still | {request.call.entry_id}
 
     async def _register(self, request: CallRequest, reference: bytes) -> ChildOutcome | None:
         """See that the child will tell, or how it has ended."""

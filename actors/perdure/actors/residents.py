@@ -233,7 +233,7 @@ class Residents:
             await self._run_in(workflow_id, place)
         except WorkflowNotFoundError:
             _log.info(
-                "workflow %r was never completely created; it was taken off the catalog",
+                "workflow %r is not run: it was deleted, or never completely created, and is not in the catalog any more",
                 workflow_id,
                 extra={"workflow_id": workflow_id},
             )
@@ -364,6 +364,7 @@ class Residents:
         """The workflow was deleted; the caller is inside its gate."""
         self.troubles.clear_of(workflow_id)
         self.restarts.forget(workflow_id)
+        self.deadlines.forget(workflow_id)
         self.mail.not_found(workflow_id)
         if self.on_ended is not None:
             self.on_ended(workflow_id)
@@ -638,6 +639,7 @@ class Residents:
         if actor.is_started:
             self.restarts.forget(actor.workflow_id)
         if actor.driver.is_terminal:
+            self.deadlines.forget(actor.workflow_id)
             self.troubles.clear_of(actor.workflow_id)
             if self.on_ended is not None:
                 self.on_ended(actor.workflow_id)
