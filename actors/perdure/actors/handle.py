@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perdure.actors.callers import rests_with_host
 from perdure.actors.restarts import is_passing
 from perdure.workflow import ChildInfo, ErrorInfo, HistoryEntry, Message, WorkflowState, WorkflowSuspendedError
 from perdure.workflow.children import children_of
@@ -39,6 +40,7 @@ class ActorHandle:
         """The workflow's id."""
         return self._workflow_id
 
+    @rests_with_host
     async def result(self) -> Any:
         """Wait until the workflow ends, and return what its function returned.
 
@@ -79,6 +81,7 @@ class ActorHandle:
                     state=state,
                 )
 
+    @rests_with_host
     async def message(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """Put a message into the mailbox, durable on return, and bring the workflow in if it is dormant.
 
@@ -87,10 +90,12 @@ class ActorHandle:
         with self._residents.lending():
             await self._residents.mail.desk.post(self._workflow_id, name, body, id)
 
+    @rests_with_host
     async def message_nowait(self, name: str, body: object = None, *, id: str | None = None) -> None:
         """The same, except that a full mailbox is a `MailboxFullError`."""
         await self._residents.mail.desk.post_nowait(self._workflow_id, name, body, id)
 
+    @rests_with_host
     async def request(
         self, name: str, body: object = None, *, timeout: float | None, id: str | None = None, reply_type: Any = None
     ) -> Any:
@@ -98,22 +103,26 @@ class ActorHandle:
         with self._residents.lending():
             return await self._residents.mail.desk.request(self._workflow_id, name, body, timeout, id, reply_type)
 
+    @rests_with_host
     async def undelivered(self) -> tuple[Message[Any], ...]:
         """What is in the mailbox. Activates nothing."""
         return await self._residents.mail.desk.undelivered(self._workflow_id)
 
+    @rests_with_host
     async def wake(self) -> None:
         """End pending sleeps and retry backoffs, durable on return, and bring the workflow in if it is dormant."""
         async with self._residents.using(self._workflow_id) as actor:
             await wake(actor.activation)
         await self._residents.ensure_running(self._workflow_id)
 
+    @rests_with_host
     async def recover(self) -> None:
         """Run a failed workflow again. Another one is only brought in, and so replayed; an ended one not even that."""
         async with self._residents.using(self._workflow_id) as actor:
             await recover(actor.activation)
         await self._residents.ensure_running(self._workflow_id)
 
+    @rests_with_host
     async def evict(self) -> None:
         """Take the workflow out of memory; its next message, alarm or wake brings it back, or the next start.
 
@@ -121,30 +130,36 @@ class ActorHandle:
         """
         await self._residents.evict(self._workflow_id)
 
+    @rests_with_host
     async def cancel(self) -> None:
         """End the workflow as cancelled, for good."""
         async with self._residents.using(self._workflow_id) as actor:
             await actor.cancel()
 
+    @rests_with_host
     async def get_state(self) -> WorkflowState:
         """Where it stands."""
         return (await self._settled()).state
 
+    @rests_with_host
     async def get_output(self) -> Any:
         """What it returned, typed by its function's annotation where that is registered, or `None`."""
         actor = await self._settled_actor()
         output = actor.activation.history.output
         return None if output is None else decode_output(actor.function, output)
 
+    @rests_with_host
     async def get_error(self) -> ErrorInfo | None:
         """What it failed with, or `None`."""
         error: ErrorInfo | None = error_of(await self._settled())
         return error
 
+    @rests_with_host
     async def children(self) -> tuple[ChildInfo, ...]:
         """The workflows that it has called, as far as its history holds them."""
         return children_of(await self._settled())
 
+    @rests_with_host
     async def history(self) -> tuple[HistoryEntry, ...]:
         """Its history, decoded."""
         return history_entries(await self._settled())

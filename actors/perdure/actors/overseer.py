@@ -13,6 +13,7 @@ from typing import Any, Final
 import trio
 
 from perdure.actors.alarms import AlarmWatch
+from perdure.actors.callers import rests_with_host
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.events import EventStream
 from perdure.actors.faults import FaultedWorkflow, find_faulted
@@ -83,6 +84,7 @@ class Overseer:
         self._definitions = definitions
         self._removal = Removal(residents, keeper)
 
+    @rests_with_host
     async def list(
         self,
         *,
@@ -129,6 +131,7 @@ class Overseer:
             position = (row.created_at_ms, row.workflow_id)
         return [self._info(row) for row in await self._store.list_rows(**question, after=position, limit=count)]
 
+    @rests_with_host
     async def count(
         self,
         *,
@@ -148,6 +151,7 @@ class Overseer:
         await self._look()
         return await self._store.count_rows(**question)
 
+    @rests_with_host
     async def stats(self) -> SupervisorStats:
         """How the supervisor stands. Cheap: it opens nothing, and counts the workflows that have not ended from an index.
 
@@ -198,6 +202,7 @@ class Overseer:
         self._residents.check_open()
         return EventStream(self._keeper.events, check_count(buffer, "buffer", least=1, example="buffer=1000"))
 
+    @rests_with_host
     async def faulted(self, *, limit: int = 100) -> builtins.list[FaultedWorkflow]:
         """The workflows that cannot run, and why, longest first. Opens none of them.
 
@@ -216,6 +221,7 @@ class Overseer:
         await self._look()
         return await find_faulted(self._store, self._keeper, self._residents, self._definitions.keys(), count)
 
+    @rests_with_host
     async def delete(self, workflow_id: str) -> None:
         """Delete a workflow that has ended, with all that is kept of it; durable on return. Its id can be used again then.
 
@@ -230,6 +236,7 @@ class Overseer:
         await trio.lowlevel.checkpoint()
         await self._removal.delete(check_workflow_id(workflow_id))
 
+    @rests_with_host
     async def backup(self, path: str | PathLike[str], workflow_id: str | None = None) -> Mapping[str, str]:
         """Copy one workflow to a file, or everything to a new directory, while all goes on.
 
@@ -263,6 +270,7 @@ class Overseer:
             raise self._residents.not_found(workflow_id) from None
         return {}
 
+    @rests_with_host
     async def reindex(self) -> int:
         """Read the catalog again from the workflows' files, while all goes on. It is not needed in ordinary life.
 

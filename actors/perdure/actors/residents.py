@@ -301,11 +301,16 @@ class Residents:
                 await self._start_or_retire(actor)
         return True
 
+    def calling_actor(self) -> Actor | None:
+        """The actor that is live here in whose workflow's code this is called; `None` outside of one."""
+        actor = hosted_actor.get()
+        return None if actor is None or self.live.get(actor.workflow_id) is not actor else actor
+
     @contextmanager
     def lending(self) -> Generator[None]:
         """Called in a step, what is done inside waits for another workflow, and keeps no place from it."""
-        actor = hosted_actor.get()
-        if actor is None or self.live.get(actor.workflow_id) is not actor:
+        actor = self.calling_actor()
+        if actor is None:
             yield
             return
         if actor.driver.when_sound is not None:  # a suspect that waits for another one keeps no turn from it, either

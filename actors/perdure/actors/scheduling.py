@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from zoneinfo import ZoneInfo
 
+from perdure.actors.callers import rests_with_host
 from perdure.actors.schedule_handle import ScheduleHandle, ScheduleInfo, ScheduleOptions, define, describe
 from perdure.actors.schedule_record import Misfire, Overlap
 from perdure.actors.schedules import Schedules
@@ -15,6 +16,7 @@ from perdure.workflow.typed import encode_input
 
 if TYPE_CHECKING:
     from perdure.actors.options import WorkflowLike
+    from perdure.actors.residents import Residents
 
 __all__ = ["Scheduling"]
 
@@ -30,6 +32,8 @@ class Scheduling:
         find: Gives the registered workflow for what users hand over.
         input_bytes_max: The most bytes that an input may take.
     """
+
+    _residents: Residents
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Scheduling:
         self, name: str, workflow: str, input: object = None, **options: Unpack[ScheduleOptions]
     ) -> ScheduleHandle: ...
 
+    @rests_with_host
     async def schedule(
         self,
         name: str,
@@ -118,6 +123,7 @@ class Scheduling:
         await self._schedules.put(name, definition, encoded)
         return ScheduleHandle(self._schedules, self._clock, name)
 
+    @rests_with_host
     async def get_schedule(self, name: str) -> ScheduleHandle:
         """The handle of a schedule that exists.
 
@@ -128,6 +134,7 @@ class Scheduling:
         await self._schedules.standing(check_schedule_name(name))
         return ScheduleHandle(self._schedules, self._clock, name)
 
+    @rests_with_host
     async def schedules(self) -> tuple[ScheduleInfo, ...]:
         """All schedules, by name.
 
@@ -136,6 +143,7 @@ class Scheduling:
         """
         return tuple(describe(standing) for standing in await self._schedules.standings())
 
+    @rests_with_host
     async def unschedule(self, name: str) -> None:
         """Remove a schedule, and the occurrences that it has queued; durable on return. Runs that began go on.
 

@@ -22,6 +22,7 @@ import trio
 from perdure.actors.actor import Actor
 from perdure.actors.admission import Admission
 from perdure.actors.alarms import AlarmWatch
+from perdure.actors.callers import rests_with_host
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.handle import ActorHandle
 from perdure.actors.identity import check_same
@@ -229,6 +230,7 @@ class Supervisor(Overseer, Scheduling):
         attributes: Mapping[str, Any] | None = None,
     ) -> WorkflowHandle: ...
 
+    @rests_with_host
     async def spawn(
         self,
         workflow: WorkflowLike | str,
@@ -277,6 +279,7 @@ class Supervisor(Overseer, Scheduling):
         await self._residents.create_or_find(definition, workflow_id, input, check, birth)
         return ActorHandle(self._residents, workflow_id)
 
+    @rests_with_host
     async def get(self, workflow_id: str) -> WorkflowHandle:
         """The handle of a workflow that exists; never creates one.
 

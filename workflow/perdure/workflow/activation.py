@@ -152,6 +152,7 @@ class Activation:
         self.is_running: bool = False
         self.is_draining: bool = False
         self._is_held_back = False
+        self._resting: dict[object, int] = {}
         self.is_forgiven: bool = False
         self.host: Host | None = None
         self.arrivals: Arrivals = Arrivals(history.pending)
@@ -540,6 +541,24 @@ class Activation:
             await trio.lowlevel.checkpoint_if_cancelled()
         finally:
             self.busy += 1
+        raise SuspendSignal
+
+    async def rest(self, whose: object) -> NoReturn:
+        """`drained()` for what may be several tasks of one lane, told by what is given; cancelled, the lane goes on."""
+        self._resting[whose] = self._resting.get(whose, 0) + 1
+        try:
+            if self._resting[whose] == 1:
+                self.busy -= 1
+                self._is_held_back = True
+                if self.busy == 0:
+                    self.evict()
+            await self._closed.wait()
+            await trio.lowlevel.checkpoint_if_cancelled()
+        finally:
+            self._resting[whose] -= 1
+            if not self._resting[whose]:
+                del self._resting[whose]
+                self.busy += 1
         raise SuspendSignal
 
     def fork(self, lanes: int) -> None:

@@ -295,6 +295,7 @@ class _Handler:
         self._check_open()
         if not self._is_async:
             await wait_for_abandoned(self._thread_key)
+            self._check_open()
         await trio.lowlevel.checkpoint_if_cancelled()
         self._history.set_alarm(None)
         if self._activation.must_commit_before_step:

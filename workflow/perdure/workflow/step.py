@@ -7,7 +7,7 @@
 4. An attempt that fails is recorded, then the branch parks until the retry is due; attempts never overlap.
 5. A success is recorded even when the workflow is being evicted meanwhile; an error that comes out of an eviction is not
    the step's, and is not recorded.
-6. Nothing of the storage's trouble counts as a failure of the step.
+6. Nothing of the storage's trouble counts as a failure of the step, nor that the workflow's host leaves.
 7. A step with `rollback=` that completes is numbered, in the batch of its outcome: handlers run in the reverse of that order.
    Where the function is run for its handlers only (`collecting.py`), a completed step says what would undo it.
 """
@@ -59,6 +59,7 @@ from perdure.workflow.failures import (
 )
 from perdure.workflow.history import Node, Path
 from perdure.workflow.hooks import StepErrorEvent
+from perdure.workflow.lanes import lane_of
 from perdure.workflow.logs import fields_of
 from perdure.workflow.scope import Operation
 from perdure.workflow.threads import run_in_thread, wait_for_abandoned
@@ -73,6 +74,7 @@ __all__ = [
     "attempt_in_progress",
     "check_step_options",
     "current_step",
+    "rest",
     "run_step",
 ]
 
@@ -130,6 +132,26 @@ def attempt_in_progress(activation: Activation) -> tuple[object, int] | None:
     """The step of this activation in whose function the caller is, and the number of its attempt; `None` outside of one."""
     attempts = _current_step.get(None)
     return None if attempts is None or not attempts.is_of(activation) else (attempts, attempts.number)
+
+
+async def rest(activation: Activation) -> None:
+    """Nothing comes of the call of a workflow's code any more: its host leaves, and the workflow with it.
+
+    The step in whose function the caller is, if it is in one, is not recorded unless it succeeds all the same. Returns only
+    for a task that the step, or the workflow, has left behind.
+
+    Raises:
+        SuspendSignal: The workflow was closed.
+    """
+    attempts = _current_step.get(None)
+    if attempts is not None and attempts.is_of(activation):
+        if attempts.is_in_function:
+            attempts.is_held_back = True
+            await activation.rest(attempts)
+        return
+    lane = lane_of(activation)
+    if activation.closing is not None or not (activation.busy == 0 or (lane is not None and lane.is_waiting())):
+        await activation.rest(lane or activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +318,12 @@ def _read_failure(detail: dict[str, Any], text: str) -> tuple[FailureKind, Error
 
 
 class _Attempts:
-    """The attempts of one step in this activation, one after another."""
+    """The attempts of one step in this activation, one after another.
+
+    Attributes:
+        is_in_function: Whether the function runs.
+        is_held_back: Whether something that it asked for did not come of the workflow's host, which leaves.
+    """
 
     __slots__ = (
         "_activation",
@@ -310,6 +337,8 @@ class _Attempts:
         "_number",
         "_operation",
         "_options",
+        "is_held_back",
+        "is_in_function",
     )
 
     def __init__(
@@ -334,6 +363,8 @@ class _Attempts:
         self._number = metadata.attempts
         self._begun_at_ms = metadata.last_attempt_at_ms
         self._is_async = is_coroutine_function(fn)
+        self.is_in_function: bool = False
+        self.is_held_back: bool = False
 
     async def run(self) -> Any:
         """Call the function, again if it has to be, until its value is recorded, or that it failed for good."""
@@ -349,6 +380,8 @@ class _Attempts:
             await trio.lowlevel.checkpoint_if_cancelled()  # a workflow that is being stopped begins nothing
             if not (lane := self._operation.scope.lane).is_open:
                 await lane.leave()
+            if activation.is_draining:  # since the operation was asked for, or during an attempt or the pause after it
+                await activation.drained()
             self._number = metadata.attempts + 1
             self._begun_at_ms = activation.clock.now_ms()
             if activation.must_commit_before_step or options.at_most_once:
@@ -360,15 +393,19 @@ class _Attempts:
             has_timer = self._is_async and options.timeout
             timer = trio.CancelScope(deadline=trio.current_time() + options.timeout if has_timer else inf)
             token = _current_step.set(self)
+            self.is_in_function = True
             try:
                 with timer:
                     value = await (self._fn(*self._args) if self._is_async else self._call_in_thread(timer))
             except Exception as raised:  # also what is left of a group once the timer has taken its cancellations out
                 error = raised
             finally:
+                self.is_in_function = False
                 _current_step.reset(token)
             if not lane.is_open:
                 await lane.leave()
+            if self.is_held_back and (error is not None or timer.cancelled_caught):
+                await activation.drained()  # it could not do better
             if timer.cancelled_caught:
                 await self._fail_by_timeout()
             elif error is not None:
