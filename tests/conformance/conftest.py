@@ -11,3 +11,16 @@ import pytest
 def mode(request: pytest.FixtureRequest) -> Any:
     """How a play is run."""
     return request.param
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Plays under a supervisor are run on one driver: which it is, the supervisor does not know, and they take long."""
+
+    def is_double(item: pytest.Item) -> bool:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        return params.get("mode") == "hosted" and params.get("driver_kind") == "sqlite"
+
+    double = [item for item in items if is_double(item)]
+    if double:
+        config.hook.pytest_deselected(items=double)
+        items[:] = [item for item in items if not is_double(item)]
