@@ -472,6 +472,35 @@ class TestDeletion:
             assert (await (await supervisor.get_schedule("s")).info()).active == ()
         assert ids() == [run_id("s", 1)]
 
+    async def test_a_run_that_is_not_noted_as_made_outlives_its_retention_and_a_death_and_runs_once(
+        self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S39: deleted before the note, as its time is over, it would be made again by whoever reads the decision."""
+        async with disk.process(report) as supervisor:
+            await supervisor.schedule("s", report, every=HOUR, misfire="all")
+        with pytest.RaisesGroup(StorageError, flatten_subgroups=True, allow_unwrapped=True):
+            async with disk.process(report, retention={"completed": 60}) as supervisor:
+                own = supervisor._own  # pyright: ignore[reportPrivateUsage]
+                batch, batches = own.batch, 0
+
+                async def fail(given: Any) -> None:
+                    nonlocal batches
+                    batches += 1
+                    if batches > 1:  # the first is the decision
+                        raise StorageError("the disk is full")
+                    await batch(given)
+
+                monkeypatch.setattr(own, "batch", fail)
+                await trio.sleep(HOUR + 600)
+                assert batches > 1
+                assert disk.rows[run_id("s", 1)].state == "completed"
+                disk.die()
+                disk.store.check()
+        async with disk.process(report, retention={"completed": 60}) as supervisor:
+            await trio.sleep(600)
+            assert disk.rows == {}, "noted as made, it is kept no longer"
+        assert ids() == [run_id("s", 1)]
+
     async def test_deleting_the_run_that_holds_up_a_schedule_lets_it_go_on(
         self, disk: Disk, autojump_clock: MockClock
     ) -> None:
