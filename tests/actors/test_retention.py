@@ -195,3 +195,24 @@ def test_anything_else_is_refused_with_what_to_write(retention: Any, says: str) 
     with pytest.raises(InvalidArgumentError, match=says) as caught:
         check_retention(retention)
     assert "timedelta(days=30)" in str(caught.value)
+
+
+async def test_what_is_not_kept_at_all_goes_soon_and_nobody_looks_without_rest(
+    disk: Disk, autojump_clock: MockClock
+) -> None:
+    async with disk.process(nap, retention={"completed": 0}) as supervisor:
+        looks = 0
+        find_ended = disk.store.find_ended
+
+        async def counted(state: str, before_ms: int, **options: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return await find_ended(state, before_ms, **options)
+
+        disk.store.find_ended = counted  # type: ignore[method-assign]
+        await supervisor.spawn(nap, "short", 10)
+        await trio.sleep(100)
+        assert set(disk.rows) == set()
+        assert looks <= 2 * 100 + 10, (
+            "a look that finds something, or nothing, and one for what comes next; once a second"
+        )

@@ -36,6 +36,9 @@ PAUSE_S: Final = 0.05
 _ROUND_S: Final = 3600.0
 """The longest time between two rounds, in seconds: the wall clock may be set."""
 
+_LEAST_MS: Final = 1000
+"""The shortest pause between two rounds, so that `retention={"completed": 0}` does not look without rest."""
+
 _TROUBLE_S: Final = 60.0
 _EXAMPLE: Final = 'retention={"completed": timedelta(days=30)}'
 
@@ -98,7 +101,7 @@ class Retention:
             except StorageError as error:
                 _log.warning("old workflows are not deleted for now: %s", error)
                 wait_ms = round(_TROUBLE_S * 1000)
-            await self._clock.wait_until_ms(self._clock.now_ms() + min(max(wait_ms, 1), round(_ROUND_S * 1000)))
+            await self._clock.wait_until_ms(self._clock.now_ms() + min(max(wait_ms, _LEAST_MS), round(_ROUND_S * 1000)))
 
     async def _round(self, state: str, kept_ms: int) -> int:
         """Delete what is due of one state; returns in how many milliseconds the next can be."""
