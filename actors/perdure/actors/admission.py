@@ -401,7 +401,12 @@ class Admission:
         try:
             await self._visit(workflow_id)
         except Exception as error:  # it is told to whoever asks for that workflow, and again at its turn
-            _log.debug("the deadline of workflow %r could not be read: %s", workflow_id, error)
+            _log.debug(
+                "the deadline of workflow %r could not be read: %s",
+                workflow_id,
+                error,
+                extra={"workflow_id": workflow_id},
+            )
 
     @trio.lowlevel.enable_ki_protection
     async def _tidy(self) -> None:
