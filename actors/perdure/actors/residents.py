@@ -442,7 +442,8 @@ class Residents:
         await self._keeper.put(row)
         driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
         try:
-            if await driver.get(layout.STATE_KEY) is None:  # the usual case, in which there is nothing to be read
+            # The usual case, in which there is nothing to be read; a message may have been there first.
+            if await driver.get(layout.STATE_KEY) is None and not await driver.list(layout.MAILBOX_PREFIX):
                 activation = Activation.blank(
                     workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter, hooks=self._hooks
                 )
