@@ -25,12 +25,12 @@ from perdure.actors.meter import Meter
 from perdure.storage import Batch, CatalogRow, Driver, StorageError, Store, layout
 from perdure.storage.attributes import Scalar, decode_attributes
 from perdure.storage.driver import nowait_batch
-from perdure.storage.wake import wake_of
+from perdure.storage.wake import TERMINAL_STATES, wake_of
 from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
-from perdure.workflow.states import TERMINAL_STATES, WorkflowState
+from perdure.workflow.states import WorkflowState
 
-__all__ = ["DELAY_MAX_S", "DELAY_S", "NEVER", "TERMINAL", "CatalogKeeper", "CatalogedDriver"]
+__all__ = ["DELAY_MAX_S", "DELAY_S", "NEVER", "CatalogKeeper", "CatalogedDriver"]
 
 DELAY_S: Final = 0.2
 """How long a move to later may wait for company, in seconds."""
@@ -44,8 +44,6 @@ NEVER: Final = 2**64
 
 _log = logging.getLogger("perdure.actors")
 
-TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
-"""The texts of the states in which a workflow has ended."""
 _SLEEPING: Final = WorkflowState.SLEEPING.value
 
 
@@ -207,7 +205,7 @@ class CatalogedDriver:
     @property
     def is_terminal(self) -> bool:
         """Whether the workflow has ended, durably."""
-        return self._standing.state in TERMINAL
+        return self._standing.state in TERMINAL_STATES
 
     @property
     def has_duties(self) -> bool:

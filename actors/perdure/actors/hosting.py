@@ -24,6 +24,7 @@ from perdure.actors.duties import FAULTY
 from perdure.actors.errors import SupervisorClosedError, WorkflowExistsError, WorkflowNotFoundError
 from perdure.actors.identity import check_same
 from perdure.storage import DecodeError, PerdureError, StorageError
+from perdure.storage.wake import TERMINAL_STATES
 from perdure.workflow import ErrorInfo, InvalidArgumentError, Workflow, WorkflowEndedError, WorkflowState, definition_of
 from perdure.workflow.birth import Birth
 from perdure.workflow.calls import ChildOutcome, parent_reference
@@ -33,7 +34,6 @@ from perdure.workflow.failures import describe
 from perdure.workflow.host import CallRefusal, CallRequest, HostLeavingError, Parcel
 from perdure.workflow.notices import outcome_of
 from perdure.workflow.sending import accept
-from perdure.workflow.states import TERMINAL_STATES
 from perdure.workflow.typed import encode_input
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ SENDERS_BETWEEN: Final = 500
 """How many new senders a workflow gets mail of before it forgets those that have ended."""
 
 _DONE: Final = frozenset({WorkflowState.COMPLETED.value, WorkflowState.CANCELLED.value})
-_TERMINAL: Final = frozenset(state.value for state in TERMINAL_STATES)
 
 
 def _info(error: PerdureError, workflow_id: str) -> ErrorInfo:
@@ -261,7 +260,7 @@ class Hosting:
             try:
                 if row is None:
                     raise self._residents.not_found(child_id)
-                if row.state in _TERMINAL and row.problem is None:
+                if row.state in TERMINAL_STATES and row.problem is None:
                     async with self._residents.using(child_id) as actor:
                         await actor.activation.settled()
                         return outcome_of(actor.activation.history)

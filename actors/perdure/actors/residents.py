@@ -27,7 +27,7 @@ import trio
 from perdure.actors.actor import Actor, hosted_actor
 from perdure.actors.admission import Admission
 from perdure.actors.arrivals import Arrivals
-from perdure.actors.catalog import TERMINAL, CatalogedDriver, CatalogKeeper
+from perdure.actors.catalog import CatalogedDriver, CatalogKeeper
 from perdure.actors.deadlines import Deadlines
 from perdure.actors.dispatch import Dispatcher
 from perdure.actors.duties import Duties
@@ -44,6 +44,7 @@ from perdure.actors.troubles import Troubles
 from perdure.storage import CatalogRow, NamespaceNotFoundError, PerdureError, Store, layout
 from perdure.storage.attributes import decode_attributes
 from perdure.storage.rebuild import parent_id_of
+from perdure.storage.wake import TERMINAL_STATES
 from perdure.workflow import Clock, Workflow, WorkflowState
 from perdure.workflow.activation import Activation
 from perdure.workflow.asyncio_thread import AsyncioThread, asyncio_home
@@ -352,7 +353,7 @@ class Residents:
         row = await self._keeper.get(workflow_id)
         if row is None:
             raise self.not_found(workflow_id)
-        if row.problem is not None or row.state in TERMINAL:
+        if row.problem is not None or row.state in TERMINAL_STATES:
             return row, None
         trouble = self.troubles.get(workflow_id)
         if trouble is not None and not self.restarts.is_coming(workflow_id):

@@ -10,15 +10,13 @@ from perdure.actors.errors import SupervisorClosedError, WorkflowNotFoundError
 from perdure.actors.identity import check_same
 from perdure.actors.residents import Residents
 from perdure.storage import VALUE_BYTES_MAX, PerdureError
+from perdure.storage.wake import TERMINAL_STATES
 from perdure.workflow import Workflow
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 from perdure.workflow.birth import Birth
-from perdure.workflow.states import TERMINAL_STATES
 from perdure.workflow.typed import decode_input, encode_input
 
 __all__ = ["ScheduleRuns"]
-
-_TERMINAL = frozenset(state.value for state in TERMINAL_STATES)
 
 
 class ScheduleRuns:
@@ -53,7 +51,7 @@ class ScheduleRuns:
     async def has_ended(self, workflow_id: str) -> bool:
         """See `ScheduleHost`. One that was at work when a process died may have ended before the catalog knew."""
         row = await self._keeper.get(workflow_id)
-        if row is None or row.state in _TERMINAL:
+        if row is None or row.state in TERMINAL_STATES:
             return True
         if row.next_wake_ms != 0 or row.problem is not None:
             return False
