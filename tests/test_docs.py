@@ -139,7 +139,9 @@ def section(title: str) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("package", ["perdure.actors", "perdure.actors.portal", "perdure.workflow", "perdure.storage"])
+@pytest.mark.parametrize(
+    "package", ["perdure.actors", "perdure.actors.portal", "perdure.workflow", "perdure.storage", "perdure.testing"]
+)
 def test_the_api_page_lists_exactly_what_is_exported(package: str) -> None:
     top = section(f"## {package}").partition("\n### ")[0]
     listed = [name for name, _ in ROW.findall(top)]

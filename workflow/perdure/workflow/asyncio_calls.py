@@ -10,6 +10,7 @@ import trio
 from perdure.workflow.asyncio_thread import AsyncioThread, asyncio_home
 from perdure.workflow.checks import check_function
 from perdure.workflow.errors import MisuseError
+from perdure.workflow.threads import holding_clock
 
 __all__ = ["to_asyncio"]
 
@@ -48,12 +49,13 @@ async def to_asyncio(fn: Callable[[Unpack[Ts]], Awaitable[T]], *args: Unpack[Ts]
             "to_asyncio is for Trio tasks, such as the function of a step; where asyncio runs, await fn(...)"
         )
     home = asyncio_home.get(None)
-    if home is not None:
-        answer: T = await home.run(fn, args)
-        return answer
-    thread = AsyncioThread()
-    try:
-        answer = await thread.run(fn, args)
-        return answer
-    finally:
-        await thread.aclose()
+    with holding_clock():
+        if home is not None:
+            answer: T = await home.run(fn, args)
+            return answer
+        thread = AsyncioThread()
+        try:
+            answer = await thread.run(fn, args)
+            return answer
+        finally:
+            await thread.aclose()

@@ -4,17 +4,29 @@
 2. A later attempt of the same step, in this or a later activation of this process, waits until the abandoned thread has
    ended, so that two attempts never overlap.
 3. Steps have a thread limiter of their own; storage never waits for a thread that a step holds.
+4. In virtual time there are no threads: an autojump clock would pass on while one works. Plain functions run in place there, and
+   what cannot (an asyncio loop) holds the clock (`virtual_time`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, TypeAlias
 
 import trio
 
-__all__ = ["STEP_THREADS_MAX", "ThreadKey", "run_in_thread", "step_limiter", "wait_for_abandoned"]
+__all__ = [
+    "HoldClock",
+    "STEP_THREADS_MAX",
+    "ThreadKey",
+    "holding_clock",
+    "run_in_thread",
+    "step_limiter",
+    "virtual_time",
+    "wait_for_abandoned",
+]
 
 STEP_THREADS_MAX: Final = 40
 """How many plain functions of steps run at once, unless a limiter is given."""
@@ -84,6 +96,32 @@ def step_limiter() -> trio.CapacityLimiter:
         return limiter
 
 
+HoldClock: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Makes what lets no virtual time pass inside it."""
+
+_hold_clock: Final[trio.lowlevel.RunVar[HoldClock | None]] = trio.lowlevel.RunVar("perdure.workflow.hold_clock", None)
+
+
+@contextmanager
+def virtual_time(hold_clock: HoldClock) -> Generator[None]:
+    """Inside, this Trio run is one in virtual time: plain functions of steps run in place; for `perdure.testing`.
+
+    Args:
+        hold_clock: For what has to wait for a thread all the same.
+    """
+    token = _hold_clock.set(hold_clock)
+    try:
+        yield
+    finally:
+        _hold_clock.reset(token)
+
+
+def holding_clock() -> AbstractContextManager[None]:
+    """Inside, a thread is waited for: where time is virtual, none passes."""
+    hold_clock = _hold_clock.get()
+    return nullcontext() if hold_clock is None else hold_clock()
+
+
 async def run_in_thread(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -94,6 +132,8 @@ async def run_in_thread(
 ) -> Any:
     """Call the function in a worker thread. Cancellation returns at once and abandons the thread.
 
+    In virtual time it is called in place, and nothing can interrupt it.
+
     Args:
         fn: A plain function.
         args: Its arguments.
@@ -101,6 +141,10 @@ async def run_in_thread(
         limiter: How many such threads there may be; `step_limiter()` unless given.
         on_begun: Called when a thread was free: until then the step has not begun.
     """
+    if _hold_clock.get() is not None:
+        await trio.lowlevel.checkpoint()
+        on_begun()
+        return fn(*args)
     thread = _Thread()
 
     def call() -> tuple[Any]:

@@ -1,0 +1,98 @@
+"""A simulated computer: processes run on it one after the other, each in a Trio run of its own, and can be killed at any write.
+
+1. Nothing of a process survives but the disk, the clock, and what is outside (`EffectLedger`): each is its own `trio.run`.
+2. The same seed, code and crash point give the same run, write by write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from perdure.actors import Supervisor, WorkflowLike
+from perdure.testing.clock import SimulatedClock
+from perdure.testing.disk import SimulatedDisk
+from perdure.testing.faults import CrashPoint, Fault, WritePoint
+from perdure.testing.virtual import run_virtual, virtual_supervisor
+
+__all__ = ["Incarnation", "Simulation"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation(Generic[T]):
+    """What became of one process.
+
+    Attributes:
+        life: Its number on the disk, from 0.
+        value: What it returned; `None` if it died.
+        has_crashed: Whether it died.
+        writes: What it wrote, in order.
+    """
+
+    life: int
+    value: T | None
+    has_crashed: bool
+    writes: Sequence[WritePoint]
+
+
+class Simulation:
+    """A computer with a disk and a clock, on which processes with a supervisor run one after the other.
+
+        simulation = Simulation([order])
+        simulation.run(begin, crash_at=CrashPoint(2, "after"))
+        assert simulation.run(finish).value == "shipped"
+
+    Args:
+        workflows: As for `open_supervisor`.
+        disk: A new one in memory unless given.
+        clock: A new one unless given.
+        options: What every process gives to `open_supervisor` besides.
+    """
+
+    def __init__(
+        self,
+        workflows: Iterable[WorkflowLike],
+        *,
+        disk: SimulatedDisk | None = None,
+        clock: SimulatedClock | None = None,
+        **options: Any,
+    ) -> None:
+        self.workflows = list(workflows)
+        self.disk = SimulatedDisk() if disk is None else disk
+        self.clock = SimulatedClock() if clock is None else clock
+        self.options = options
+
+    def run(
+        self,
+        process: Callable[[Supervisor], Awaitable[T]],
+        *,
+        crash_at: CrashPoint | None = None,
+        faults: Mapping[int, Fault] | None = None,
+        seed: int = 0,
+    ) -> Incarnation[T]:
+        """One process: a supervisor is opened on what is on the disk, and `process` called with it. Not within Trio.
+
+        Args:
+            process: What the process does; its end is the process's, in order.
+            crash_at: At which of its writes it dies.
+            faults: What goes wrong with its writes of these numbers.
+            seed: Of the scheduler.
+
+        Raises:
+            Exception: What `process` or the supervisor raised, unless the process died first.
+        """
+
+        async def live() -> T | None:
+            value: T | None = None
+            async with virtual_supervisor(
+                self.workflows, disk=self.disk, clock=self.clock, crash_at=crash_at, faults=faults, **self.options
+            ) as supervisor:
+                value = await process(supervisor)
+            return None if self.disk.has_crashed else value
+
+        value = run_virtual(live, seed=seed)
+        gate = self.disk.gate
+        return Incarnation(gate.life, value, gate.is_dead, gate.writes)

@@ -1,0 +1,159 @@
+"""A supervisor in virtual time, whose block is a process: it ends where the process dies.
+
+1. Time is Trio's own, under an autojump clock: whenever every task waits, it jumps to the next deadline. So nothing may wait
+   for a thread: storage works in place, and so do plain functions of steps.
+2. A crash cancels the block and everything in it. What a dead process raises says nothing, and goes no further.
+3. Engine, drivers and supervisor are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from math import inf
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
+from weakref import WeakKeyDictionary
+
+import trio
+from trio.testing import MockClock
+
+from perdure.actors import Supervisor, WorkflowLike, open_supervisor
+from perdure.testing.clock import SimulatedClock
+from perdure.testing.disk import SimulatedDisk, current_disk
+from perdure.testing.errors import VirtualTimeError
+from perdure.testing.faults import CrashPoint, Fault
+from perdure.testing.scheduling import seeded_scheduling
+from perdure.workflow.threads import HoldClock, virtual_time
+
+__all__ = ["run_virtual", "virtual_supervisor"]
+
+_holders: Final[WeakKeyDictionary[MockClock, int]] = WeakKeyDictionary()
+_thresholds: Final[WeakKeyDictionary[MockClock, float]] = WeakKeyDictionary()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@asynccontextmanager
+async def virtual_supervisor(
+    workflows: Iterable[WorkflowLike] = (),
+    *,
+    disk: SimulatedDisk | None = None,
+    clock: SimulatedClock | None = None,
+    crash_at: CrashPoint | None = None,
+    faults: Mapping[int, Fault] | None = None,
+    **options: Any,
+) -> AsyncGenerator[Supervisor]:
+    """Host workflows in virtual time: a year of sleep passes in milliseconds, on the real engine and supervisor.
+
+        disk, clock = SimulatedDisk(), SimulatedClock()
+        async with virtual_supervisor([order], disk=disk, clock=clock) as supervisor:
+            handle = await supervisor.spawn(order, "order-1", 7)
+            await trio.sleep(3600)
+            disk.crash()
+        async with virtual_supervisor([order], disk=disk, clock=clock) as supervisor:
+            assert await (await supervisor.get("order-1")).result() == "shipped"
+
+    The block is one process. It ends in order like that of `open_supervisor`, or where the process dies: at `disk.crash()`, or
+    at `crash_at`; then the rest of the block is cancelled, nothing of it reaches the disk or an
+    `EffectLedger`, and the program goes on after the block. `disk.has_crashed` says which it was.
+
+    Plain functions of steps run in place, on Trio's thread: they cannot use `trio.from_thread`. While something is done by
+    `to_asyncio`, no virtual time passes.
+
+    Args:
+        workflows: As for `open_supervisor`.
+        disk: What outlives the block; a new one in memory unless given.
+        clock: The wall clock, which can be moved; a new one unless given. Give both to the block of the next process.
+        crash_at: At which of its writes the process dies; `None`: at none.
+        faults: What goes wrong with its writes of these numbers, from 0.
+        options: Anything else that `open_supervisor` takes, but for `clock` and `durability`.
+
+    Raises:
+        VirtualTimeError: Trio runs on real time, or on a `MockClock` that does not jump by itself.
+    """
+    hold_clock = _check_clock()
+    disk = SimulatedDisk() if disk is None else disk
+    clock = SimulatedClock() if clock is None else clock
+    store = disk.boot()
+    gate = store.gate
+    gate.crash_at, gate.faults = crash_at, faults or {}
+    process = trio.CancelScope()
+    disk_token = current_disk.set(disk)
+    died = gate.on_crash
+
+    def crash() -> None:
+        if died is not None:
+            died()
+        process.cancel()
+        if running is not None:
+            running.hurry()
+
+    running: Supervisor | None = None
+    gate.on_crash = crash
+    try:
+        with process, virtual_time(hold_clock):
+            async with open_supervisor(store, workflows, clock=clock, **options) as running:
+                yield running
+    except BaseException as error:
+        if not gate.is_dead or _is_interruption(error):
+            raise
+        # A dead process tells nobody anything. But whoever cancelled us from outside is still owed a cancellation.
+        await trio.lowlevel.checkpoint_if_cancelled()
+    finally:
+        clock.now_ms()  # so that it goes on from here in the next Trio run
+        current_disk.reset(disk_token)
+        await store.aclose()
+
+
+def _is_interruption(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        parts: Sequence[BaseException] = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return any(map(_is_interruption, parts))
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _check_clock() -> HoldClock:
+    try:
+        clock = trio.lowlevel.current_clock()
+    except RuntimeError:
+        raise VirtualTimeError(
+            "virtual time needs Trio: in a test, write `async def test_...()`; elsewhere run_virtual(main)"
+        ) from None
+    if not isinstance(clock, MockClock) or clock.autojump_threshold == inf:
+        raise VirtualTimeError(
+            "this runs on real time, and a year of sleep would take one; in a test take pytest-trio's fixture "
+            "`autojump_clock`, elsewhere run_virtual(main) instead of trio.run(main)"
+        )
+    return partial(_held, clock)
+
+
+@contextmanager
+def _held(clock: MockClock) -> Generator[None]:
+    """Stop the clock from jumping while somebody waits for a thread; any number of them may overlap."""
+    _holders[clock] = _holders.get(clock, 0) + 1
+    if _holders[clock] == 1:
+        _thresholds[clock] = clock.autojump_threshold
+        clock.autojump_threshold = inf
+    try:
+        yield
+    finally:
+        _holders[clock] -= 1
+        if not _holders[clock]:
+            clock.autojump_threshold = _thresholds.pop(clock)
+
+
+def run_virtual(fn: Callable[[Unpack[Ts]], Awaitable[T]], *args: Unpack[Ts], seed: int = 0) -> T:
+    """`trio.run` in virtual time, with tasks in an order that is drawn from a seed.
+
+    Args:
+        fn: An async function.
+        args: Its arguments.
+        seed: Of the scheduler; under Hypothesis, drawn: `st.integers(0, 2**32 - 1)`.
+
+    Returns:
+        What it returned.
+    """
+    with seeded_scheduling(seed):
+        return trio.run(fn, *args, clock=MockClock(autojump_threshold=0))
