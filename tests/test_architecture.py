@@ -119,9 +119,20 @@ def exported(module: Module) -> list[str]:
     return []
 
 
+def _seen_by_checkers(module: Module) -> list[ast.stmt]:
+    """What is under `if TYPE_CHECKING:`: a package that loads its names when they are used has its imports there."""
+    guarded = [node for node in module.tree.body if isinstance(node, ast.If)]
+    return [
+        statement
+        for node in guarded
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+    ]
+
+
 def find_definition(module: Module, name: str, *, seen: frozenset[str] = frozenset()) -> tuple[bool, bool]:
     """Whether `name` is defined in the project, and whether that definition is explained, re-exports followed."""
-    body = module.tree.body
+    body = [*module.tree.body, *_seen_by_checkers(module)]
     found = explained = False
     for index, node in enumerate(body):
         following = body[index + 1] if index + 1 < len(body) else None

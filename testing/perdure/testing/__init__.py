@@ -4,15 +4,24 @@ async with virtual_supervisor([order], disk=disk, clock=clock) as supervisor:
     handle = await supervisor.spawn(order, "order-1", 7)
     await trio.sleep(30 * 24 * 3600)  # passes at once
     disk.crash()
+
+Names are loaded when they are first used: pytest loads its plugin, which is in here, in every project; and what is built on
+Hypothesis is asked for by those who have it.
 """
 
-from perdure.testing.clock import SimulatedClock
-from perdure.testing.disk import SimulatedDisk, SimulatedStore
-from perdure.testing.errors import SimulatedCrash, VirtualTimeError
-from perdure.testing.faults import CrashPoint, Fault, FaultyDriver, WriteGate, WritePoint
-from perdure.testing.scheduling import seeded_scheduling
-from perdure.testing.simulation import Incarnation, Simulation
-from perdure.testing.virtual import run_virtual, virtual_supervisor
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from perdure.testing.clock import SimulatedClock
+    from perdure.testing.disk import SimulatedDisk, SimulatedStore
+    from perdure.testing.errors import SimulatedCrash, VirtualTimeError
+    from perdure.testing.faults import CrashPoint, Fault, FaultyDriver, WriteGate, WritePoint
+    from perdure.testing.scheduling import seeded_scheduling
+    from perdure.testing.simulation import Incarnation, Simulation
+    from perdure.testing.virtual import run_virtual, virtual_supervisor
 
 __all__ = [
     "CrashPoint",
@@ -31,3 +40,28 @@ __all__ = [
     "seeded_scheduling",
     "virtual_supervisor",
 ]
+
+_HOMES: Final = {
+    "clock": ("SimulatedClock",),
+    "disk": ("SimulatedDisk", "SimulatedStore"),
+    "errors": ("SimulatedCrash", "VirtualTimeError"),
+    "faults": ("CrashPoint", "Fault", "FaultyDriver", "WriteGate", "WritePoint"),
+    "scheduling": ("seeded_scheduling",),
+    "simulation": ("Incarnation", "Simulation"),
+    "virtual": ("run_virtual", "virtual_supervisor"),
+}
+"""Which module each exported name is loaded from; the same as above, for the interpreter."""
+
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
