@@ -17,14 +17,27 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from perdure.testing.clock import SimulatedClock
     from perdure.testing.disk import SimulatedDisk, SimulatedStore
-    from perdure.testing.errors import SimulatedCrash, VirtualTimeError
+    from perdure.testing.errors import (
+        EffectKeyError,
+        EffectRefusedError,
+        EffectTimeoutError,
+        SimulatedCrash,
+        VirtualTimeError,
+    )
     from perdure.testing.faults import CrashPoint, Fault, FaultyDriver, WriteGate, WritePoint
+    from perdure.testing.ledger import Effect, EffectFault, EffectLedger
     from perdure.testing.scheduling import seeded_scheduling
     from perdure.testing.simulation import Incarnation, Simulation
     from perdure.testing.virtual import run_virtual, virtual_supervisor
 
 __all__ = [
     "CrashPoint",
+    "Effect",
+    "EffectFault",
+    "EffectKeyError",
+    "EffectLedger",
+    "EffectRefusedError",
+    "EffectTimeoutError",
     "Fault",
     "FaultyDriver",
     "Incarnation",
@@ -44,8 +57,9 @@ __all__ = [
 _HOMES: Final = {
     "clock": ("SimulatedClock",),
     "disk": ("SimulatedDisk", "SimulatedStore"),
-    "errors": ("SimulatedCrash", "VirtualTimeError"),
+    "errors": ("EffectKeyError", "EffectRefusedError", "EffectTimeoutError", "SimulatedCrash", "VirtualTimeError"),
     "faults": ("CrashPoint", "Fault", "FaultyDriver", "WriteGate", "WritePoint"),
+    "ledger": ("Effect", "EffectFault", "EffectLedger"),
     "scheduling": ("seeded_scheduling",),
     "simulation": ("Incarnation", "Simulation"),
     "virtual": ("run_virtual", "virtual_supervisor"),

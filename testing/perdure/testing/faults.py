@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, TypeAlias
+from typing import Final, Literal, NoReturn, TypeAlias
 
 import trio
 
@@ -21,7 +22,7 @@ from perdure.storage.driver import nowait_batch
 from perdure.testing.errors import SimulatedCrash
 from perdure.workflow import InvalidArgumentError
 
-__all__ = ["CrashPoint", "Fault", "FaultyDriver", "When", "WriteGate", "WriteKind", "WritePoint"]
+__all__ = ["CrashPoint", "Fault", "FaultyDriver", "When", "WriteGate", "WriteKind", "WritePoint", "current_gate"]
 
 When: TypeAlias = Literal["before", "after"]
 """Which side of a write: before anything of it is durable, or after all of it is."""
@@ -88,6 +89,7 @@ class WriteGate:
     Attributes:
         writes: What was written, in order.
         is_dead: Whether the process has died.
+        died_at: At which write it died, if at one: what was or would have been written.
         crash_at: Where it is to die.
         faults: What goes wrong with the writes of these numbers.
         delay_s: How long each write takes, in seconds of Trio's clock.
@@ -99,6 +101,7 @@ class WriteGate:
         self.life = life
         self.writes: list[WritePoint] = []
         self.is_dead = False
+        self.died_at: WritePoint | None = None
         self.crash_at: CrashPoint | None = None
         self.faults: Mapping[int, Fault] = {}
         self.delay_s = 0.0
@@ -144,6 +147,7 @@ class WriteGate:
         self.check()
         point = WritePoint(self.life, len(self.writes), kind, workflow_id, batch)
         if self.crash_at == CrashPoint(point.number, "before"):
+            self.died_at = point
             self.crash()
         if self.on_write is not None:
             self.on_write(point, "before")
@@ -163,6 +167,7 @@ class WriteGate:
         if self.on_write is not None:
             self.on_write(point, "after")
         if self.crash_at == CrashPoint(point.number, "after"):
+            self.died_at = point
             self.crash()
         self.check()
 
@@ -171,6 +176,10 @@ class WriteGate:
         if self.delay_s:
             with trio.CancelScope(shield=True):
                 await trio.sleep(self.delay_s)
+
+
+current_gate: Final[ContextVar[WriteGate | None]] = ContextVar("perdure_testing_gate", default=None)
+"""The simulated process that the caller is in: what is outside of it (`EffectLedger`) asks whether that is dead."""
 
 
 class FaultyDriver:

@@ -22,7 +22,7 @@ from perdure.actors import Supervisor, WorkflowLike, open_supervisor
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import VirtualTimeError
-from perdure.testing.faults import CrashPoint, Fault
+from perdure.testing.faults import CrashPoint, Fault, current_gate
 from perdure.testing.scheduling import seeded_scheduling
 from perdure.workflow.threads import HoldClock, virtual_time
 
@@ -80,7 +80,7 @@ async def virtual_supervisor(
     gate = store.gate
     gate.crash_at, gate.faults = crash_at, faults or {}
     process = trio.CancelScope()
-    disk_token = current_disk.set(disk)
+    disk_token, gate_token = current_disk.set(disk), current_gate.set(gate)
     died = gate.on_crash
 
     def crash() -> None:
@@ -104,6 +104,7 @@ async def virtual_supervisor(
     finally:
         clock.now_ms()  # so that it goes on from here in the next Trio run
         current_disk.reset(disk_token)
+        current_gate.reset(gate_token)
         await store.aclose()
 
 

@@ -48,7 +48,7 @@ from perdure.workflow.failures import causes_of, describe, ends_process, info_to
 from perdure.workflow.history import FORMAT_VERSION, History
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.host import Host
-from perdure.workflow.ids import IdGenerator, Uuid7Generator
+from perdure.workflow.ids import IdGenerator, Uuid7Generator, new_seed
 from perdure.workflow.logs import fields_of
 from perdure.workflow.mailbox import MAILBOX_LIMIT, Letter, Mailbox
 from perdure.workflow.readers import Readers
@@ -303,7 +303,7 @@ class Activation:
             EncodeError: It cannot be stored.
         """
         data = encode_input(function, input_value, bytes_max=self.user_bytes_max)
-        self.history.create(workflow_type, data, self.ids.random_bytes(16), birth)
+        self.history.create(workflow_type, data, new_seed(self.history.workflow_id, self.ids), birth)
 
     async def commit(self) -> None:
         """Make everything recorded durable; for operations.

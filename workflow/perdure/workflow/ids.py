@@ -2,20 +2,24 @@
 
 1. The order of ids is the order of creation, also across restarts: a generator starts above the largest id it is told of.
 2. Randomness is injected, so that a simulated run can be repeated.
-3. `derived_uuid` gives the same id on every run: what services outside are handed to recognize a repetition.
+3. `derived_uuid` gives the same id on every run: what services outside are handed to recognize a repetition. It depends on the
+   workflow's seed, which is random but where a simulation wants the same workflow again (`repeatable_seeds`).
 """
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Final, Protocol
 from uuid import UUID
 
 from perdure.workflow.clock import Clock
 
-__all__ = ["IdGenerator", "Uuid7Generator", "derived_uuid", "is_ordered"]
+__all__ = ["IdGenerator", "Uuid7Generator", "derived_uuid", "is_ordered", "new_seed", "repeatable_seeds"]
 
 _LOW_MAX: Final = (1 << 62) - 1
 _NODE_MAX: Final = (1 << 48) - 1  # the last 12 digits
@@ -100,3 +104,26 @@ class Uuid7Generator:
     def random_bytes(self, count: int) -> bytes:
         """Random bytes from the same source."""
         return self._source.randbytes(count)
+
+
+_has_repeatable_seeds: Final[ContextVar[bool]] = ContextVar("perdure_repeatable_seeds", default=False)
+
+
+@contextmanager
+def repeatable_seeds() -> Generator[None]:
+    """Inside, a workflow's seed depends on its id alone; for `perdure.testing`, which compares a workflow with itself.
+
+    Not where an id is used again after a deletion: its children would have the ids of the children before.
+    """
+    token = _has_repeatable_seeds.set(True)
+    try:
+        yield
+    finally:
+        _has_repeatable_seeds.reset(token)
+
+
+def new_seed(workflow_id: str, ids: IdGenerator) -> bytes:
+    """The 16 bytes from which a new workflow's UUIDs, random numbers and keys derive."""
+    if _has_repeatable_seeds.get():
+        return sha256(workflow_id.encode()).digest()[:16]
+    return ids.random_bytes(16)

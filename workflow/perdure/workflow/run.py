@@ -27,7 +27,7 @@ from perdure.workflow.errors import (
 from perdure.workflow.handle import WorkflowHandle
 from perdure.workflow.history import History
 from perdure.workflow.hooks import ErrorHook, HistoryHook, Hooks, make_hooks
-from perdure.workflow.ids import IdGenerator
+from perdure.workflow.ids import IdGenerator, new_seed
 from perdure.workflow.local_site import LocalSite
 from perdure.workflow.mailbox import MAILBOX_LIMIT
 from perdure.workflow.post import check_clock
@@ -140,7 +140,7 @@ async def _prepare(
     if activation.is_new:
         activation.create(definition.name, input, definition.function, _birth(deadline, activation.clock))
     elif not activation.history.state.is_terminal:
-        activation.history.adopt(definition.name, activation.ids.random_bytes(16))
+        activation.history.adopt(definition.name, new_seed(workflow_id, activation.ids))
     return definition, activation
 
 

@@ -1,0 +1,303 @@
+"""A stand-in for the outside world: it counts effects, knows idempotency keys, and fails as real services do.
+
+1. An effect with a key that was seen happens no more: the first result is returned. So do payment services and many others.
+2. State is kept by disk: what happens in a simulated process, or in those that follow it on its disk, happens in a world of
+   its own, which outlives processes. Each run of an exploration has a fresh one. Outside of a simulation there is one world.
+3. A dead process has no effects: `finally` blocks that still unwind in it get `SimulatedCrash`.
+4. What is to fail is said for all worlds, by number or by name, and each world counts for itself.
+
+Rejected: effects that are ordinary lists of the test. A run would find those of the run before it, and a process that is dead
+would go on adding to them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias, get_args
+from weakref import WeakKeyDictionary, WeakSet
+
+import trio
+
+from perdure.testing.disk import SimulatedDisk, current_disk
+from perdure.testing.errors import EffectKeyError, EffectRefusedError, EffectTimeoutError
+from perdure.testing.faults import WriteGate, current_gate
+from perdure.workflow import InvalidArgumentError, MisuseError, current_step
+
+__all__ = [
+    "Effect",
+    "EffectFault",
+    "EffectLedger",
+    "forget_effects",
+    "ledgers_of",
+]
+
+EffectFault: TypeAlias = Literal["refused", "lost", "applied"]
+"""`refused`: nothing happens, and the caller is told so. `lost`, `applied`: no answer comes in time, and it did not happen, or
+did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something that happened outside.
+
+    Attributes:
+        name: What happened.
+        content: To what, or how much; whatever was given.
+        key: Its idempotency key, or `None`.
+        workflow_id: The workflow in whose step it happened; `None` outside of a step's function.
+        path: The step's path; empty outside of a step's function.
+        process: In which process of its disk it happened, from 0; 0 outside of a simulation.
+        writes: How many writes that process had made by then.
+        attempt: Which attempt of its step this was, from 1; 0 outside of a step's function.
+    """
+
+    name: str
+    content: Any
+    key: str | None
+    workflow_id: str | None
+    path: tuple[str | int, ...]
+    process: int
+    writes: int
+    attempt: int
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether it happened in a step's function."""
+        return self.workflow_id is not None
+
+
+@dataclass
+class _World:
+    """What happened on one disk."""
+
+    effects: list[Effect] = field(default_factory=list[Effect])
+    results: list[Any] = field(default_factory=list[Any])
+    by_key: dict[str, int] = field(default_factory=dict[str, int])
+    attempts: int = 0
+    attempts_of: dict[str, int] = field(default_factory=dict[str, int])
+
+
+_ledgers: Final[WeakSet[EffectLedger]] = WeakSet()
+_touched: Final[WeakKeyDictionary[SimulatedDisk, list[EffectLedger]]] = WeakKeyDictionary()
+
+
+def ledgers_of(disk: SimulatedDisk) -> Sequence[EffectLedger]:
+    """The ledgers that the processes of a disk have used, in order."""
+    return tuple(_touched.get(disk, ()))
+
+
+def forget_effects() -> None:
+    """All ledgers are as if nothing had happened. The pytest plugin does it before each test."""
+    for ledger in tuple(_ledgers):
+        ledger.clear()
+
+
+class EffectLedger:
+    """The outside world, as far as a workflow has effects on it.
+
+        bank = EffectLedger("bank")
+
+        def charge(cents: int) -> str:
+            return bank.record("charge", cents, key=current_step().idempotency_key, returns="pay-1")
+
+    It may be a global of the module: each simulated disk has a world of its own, see the module's text.
+
+    Args:
+        name: What reports call it.
+        repeats: Which effects may happen again after a crash without harm: names, or `True` for all. `explore_crashes` asks of
+            these only that they happened.
+        faults: What is to fail: by the number of the attempt, from 0, among all attempts on this ledger; by name, its first
+            attempt; or by name and number, that attempt of it: `{3: "refused", "charge": "applied", ("refund", 1): "lost"}`.
+
+    Attributes:
+        name: What reports call it.
+        repeats: As given.
+        faults: As given; may be changed between runs.
+    """
+
+    def __init__(
+        self,
+        name: str = "outside",
+        *,
+        repeats: bool | Collection[str] = False,
+        faults: Mapping[int | str | tuple[str, int], EffectFault] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(f"a ledger's name is a text, not {name!r}; write EffectLedger('bank')")
+        if isinstance(repeats, str):
+            raise InvalidArgumentError(f"repeats is True or several names, not a text; write repeats=[{repeats!r}]")
+        for fault in (faults or {}).values():
+            if fault not in get_args(EffectFault):
+                raise InvalidArgumentError(
+                    f"a fault of an effect is 'refused', 'lost' or 'applied', not {fault!r}; "
+                    "write faults={'charge': 'applied'}"
+                )
+        self.name = name
+        self.repeats = repeats
+        self.faults: dict[int | str | tuple[str, int], EffectFault] = {} if faults is None else dict(faults)
+        self._lock = threading.Lock()
+        self._own = _World()
+        self._latest = self._own
+        self._worlds: WeakKeyDictionary[SimulatedDisk, _World] = WeakKeyDictionary()
+        _ledgers.add(self)
+
+    def __repr__(self) -> str:
+        return f"<EffectLedger {self.name!r}, {len(self.effects)} effects>"
+
+    def record(self, name: str, content: Any = None, *, key: object = None, returns: Any = None) -> Any:
+        """An effect happens, at once, unless its key was seen. Not a checkpoint; call it in plain and in async functions.
+
+        Args:
+            name: What happens, such as `"charge"`.
+            content: To what, or how much; compared with `==`, and shown in reports.
+            key: An idempotency key, such as `current_step().idempotency_key`; its text counts. `None`: every call is an effect.
+            returns: What the service answers.
+
+        Returns:
+            `returns` of the first call with this key.
+
+        Raises:
+            EffectKeyError: The key was used for another effect.
+            EffectRefusedError, EffectTimeoutError: As `faults` says.
+            SimulatedCrash: The process is dead; nothing happened.
+        """
+        gate = current_gate.get()
+        if gate is not None:
+            gate.check()
+        with self._lock:
+            return self._record(self._here(), gate, name, content, None if key is None else str(key), returns)
+
+    async def perform(
+        self, name: str, content: Any = None, *, key: object = None, returns: Any = None, seconds: float = 0.0
+    ) -> Any:
+        """The same by a service that takes a while: it acts after half of `seconds`, and answers after the rest.
+
+        Cancelled before it acts, nothing happens; after that, it has.
+
+        Args:
+            name, content, key, returns: As for `record`.
+            seconds: How long the answer takes, 0 or more.
+        """
+        await trio.sleep(seconds / 2)
+        result = self.record(name, content, key=key, returns=returns)
+        await trio.sleep(seconds / 2)
+        return result
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """What happened, in order: on the disk of the caller; outside of a simulation, where it was last used."""
+        return tuple(self._shown().effects)
+
+    @property
+    def attempts(self) -> int:
+        """How often anything was asked for, repetitions of a key and faults included."""
+        return self._shown().attempts
+
+    def count(self, name: str | None = None) -> int:
+        """How many effects there were; of this name, if one is given."""
+        return sum(name is None or effect.name == name for effect in self.effects)
+
+    def attempts_of(self, name: str) -> int:
+        """How often this was asked for."""
+        return self._shown().attempts_of.get(name, 0)
+
+    @property
+    def repeated(self) -> tuple[Effect, ...]:
+        """Effects that had happened before, by an earlier attempt at the same place: what a crash has done twice."""
+        seen: dict[tuple[object, ...], tuple[int, int]] = {}
+        found: list[Effect] = []
+        for effect in self.effects:
+            place = (effect.workflow_id, effect.path, effect.name, repr(effect.content))
+            when = (effect.process, effect.attempt)
+            if seen.setdefault(place, when) != when:
+                found.append(effect)
+        return tuple(found)
+
+    def may_repeat(self, name: str) -> bool:
+        """Whether this effect may happen again after a crash."""
+        return self.repeats if isinstance(self.repeats, bool) else name in self.repeats
+
+    def effects_on(self, disk: SimulatedDisk) -> tuple[Effect, ...]:
+        """What the processes of a disk did."""
+        world = self._worlds.get(disk)
+        return () if world is None else tuple(world.effects)
+
+    def show(self, disk: SimulatedDisk) -> None:
+        """Outside of a simulation, the reports are those of this disk from here on, until it is used again."""
+        with self._lock:
+            self._latest = self._worlds.setdefault(disk, _World())
+
+    def clear(self) -> None:
+        """Nothing has happened; in a simulation, on its disk."""
+        with self._lock:
+            disk = current_disk.get()
+            if disk is None:
+                self._own = self._latest = _World()
+            else:
+                self._latest = self._worlds[disk] = _World()
+
+    def _here(self) -> _World:
+        """The world of the caller, to act in. The lock is held."""
+        disk = current_disk.get()
+        if disk is None:
+            world = self._own
+        else:
+            world = self._worlds.setdefault(disk, _World())
+            touched = _touched.setdefault(disk, [])
+            if self not in touched:
+                touched.append(self)
+        self._latest = world
+        return world
+
+    def _shown(self) -> _World:
+        disk = current_disk.get()
+        return self._latest if disk is None else self._worlds.get(disk, _World())
+
+    def _record(
+        self, world: _World, gate: WriteGate | None, name: str, content: Any, key: str | None, returns: Any
+    ) -> Any:
+        of_name = world.attempts_of.get(name, 0)
+        fault = self._fault(world.attempts, name, of_name)
+        world.attempts += 1
+        world.attempts_of[name] = of_name + 1
+        if fault == "refused":
+            raise EffectRefusedError(f"{self.name} refused {name}, as it was told to", ledger=self.name, effect=name)
+        late = EffectTimeoutError(f"{self.name} did not answer {name} in time", ledger=self.name, effect=name)
+        if fault == "lost":
+            raise late
+        if key is not None and (number := world.by_key.get(key)) is not None:
+            effect = world.effects[number]
+            if (effect.name, effect.content) != (name, content):
+                raise EffectKeyError(
+                    f"{self.name} was asked for {name} {content!r:.100} with the key of {effect.name} "
+                    f"{effect.content!r:.100}; use one key for one effect, such as f'{{key}}-{name}'",
+                    ledger=self.name,
+                    effect=name,
+                    key=key,
+                )
+        else:
+            number = len(world.effects)
+            world.effects.append(_effect(gate, name, content, key))
+            world.results.append(returns)
+            if key is not None:
+                world.by_key[key] = number
+        if fault == "applied":
+            raise late
+        return world.results[number]
+
+    def _fault(self, number: int, name: str, of_name: int) -> EffectFault | None:
+        if not self.faults:
+            return None
+        of_this = self.faults.get((name, of_name)) or (self.faults.get(name) if of_name == 0 else None)
+        return self.faults.get(number) or of_this
+
+
+def _effect(gate: WriteGate | None, name: str, content: Any, key: str | None) -> Effect:
+    process, writes = (0, 0) if gate is None else (gate.life, len(gate.writes))
+    try:
+        step = current_step()
+    except MisuseError:
+        return Effect(name, content, key, None, (), process, writes, 0)
+    return Effect(name, content, key, step.workflow_id, step.path, process, writes, step.attempt)
