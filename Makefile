@@ -8,7 +8,7 @@ export PYTHON
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kill9 soak reference lint types scenarios bench env clean distclean
+.PHONY: help demo test kill9 soak mutants reference lint types scenarios bench env clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ kill9: ## Kill a process with 150 workflows again and again until all have ended
 soak: ## The same with 1,000 workflows, for some minutes (ARGS="--minutes 60", ARGS="--seed 7")
 	@tools/setup.sh .venv run $(PYTHON)
 	$(python) tests/soak/soak.py $(ARGS)
+
+mutants: ## Plant known bugs one at a time, and see which test catches each (ARGS="NAME ...", ARGS=--list)
+	@tools/setup.sh .venv test $(PYTHON)
+	$(python) tests/mutants/mutants.py $(ARGS)
 
 reference: ## Run this engine and the reference engine by turns on the same bytes (needs node and npm)
 	@tools/setup.sh .venv test $(PYTHON)

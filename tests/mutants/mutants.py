@@ -1,0 +1,265 @@
+"""`make mutants`: plants known bugs one at a time, runs the ordinary suite, and says which test caught each.
+
+1. The suite is the one that `make test` runs, unchanged: no test is written for a mutant, and none is told of it.
+2. All mutants are looked for in the same way: in the tests that are named after the changed module, then in the rooms of its
+   layer, then in the whole suite, each time up to the first test that fails. So what one part of the suite does not see
+   another may, and a mutant survives only if nothing does.
+3. The same tests pass without a mutant, run by the same means: the whole suite at the end of a complete run (`--control`), of
+   a partial one the tests that caught something.
+4. A mutant that cannot be planted is an error before anything runs. One under which a test file cannot even be imported
+   counts as not caught: a bug that nobody could commit proves nothing.
+5. A test that hangs has caught its mutant as well as one that fails; it is ended after `HANG_S`.
+
+The results go to build/mutants.json, in which those of other mutants stay.
+
+Usage: python tests/mutants/mutants.py [--list] [--control] [--workers N] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from mutant import ROOT, Mutant, StaleMutantError
+from mutants_engine import ENGINE_MUTANTS
+from mutants_host import HOST_MUTANTS
+from mutants_primitives import PRIMITIVE_MUTANTS
+from mutants_storage import STORAGE_MUTANTS
+
+__all__ = ["MUTANTS", "Result", "main", "places", "verdict"]
+
+MUTANTS: Final = (*ENGINE_MUTANTS, *PRIMITIVE_MUTANTS, *HOST_MUTANTS, *STORAGE_MUTANTS)
+"""All of them; their names are unique."""
+
+HANG_S: Final = 60
+"""After how many seconds a test that does not end is ended, and counts as one that failed."""
+
+PLACE_S: Final = 3600
+"""How long one place is looked at, in seconds."""
+
+RESULTS: Final = ROOT / "build" / "mutants.json"
+_PLANTED: Final = ROOT / "tests" / "mutants" / "planted"
+
+_ROOMS: Final = {
+    "workflow": ("tests/workflow", "tests/conformance", "tests/crash", "tests/actors"),
+    "actors": ("tests/actors",),
+    "storage": ("tests/storage", "tests/conformance", "tests/crash"),
+}
+"""Where a layer's tests are."""
+
+Status = Literal["caught", "survived", "unusable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one mutant.
+
+    Attributes:
+        name: The mutant.
+        bug: What it is.
+        breaks: The scenarios that it breaks.
+        status: Whether a test caught it; `unusable` if tests could not be imported.
+        caught_by: The first test that failed, as pytest names it, or `""`.
+        error: How it failed.
+        place: Where the test was found: `namesakes`, `layer` or `suite`.
+        seconds: How long the search took.
+    """
+
+    name: str
+    bug: str
+    breaks: str
+    status: Status
+    caught_by: str
+    error: str
+    place: str
+    seconds: float
+
+
+def places(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
+    """Where the mutant is looked for, one after the other: a name, and what pytest is given; nothing for all."""
+    stems = [module.rpartition(".")[2] for module in mutant.modules]
+    files = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "reference" not in path.parts)
+    namesakes = [path for path in files if any(_is_namesake(path.stem, stem) for stem in stems)]
+    if namesakes:
+        yield "namesakes", [str(path.relative_to(ROOT)) for path in namesakes]
+    layer = mutant.modules[0].split(".")[1]
+    yield "layer", [room for room in _ROOMS[layer] if (ROOT / room).is_dir()]
+    yield "suite", []
+
+
+def _is_namesake(test: str, module: str) -> bool:
+    """Whether a test file is named after a module, one of its parts, or that of which it is a part (`sqlite_file`, `sqlite`)."""
+    name = test.removeprefix("test_")
+    return name == module or name.startswith(f"{module}_") or module.startswith(f"{name}_")
+
+
+def run_pytest(arguments: Sequence[str], mutant: Mutant | None, workers: int) -> list[dict[str, str]]:
+    """Run tests up to the first failure, with a mutant planted in every process, or none; what `mutant_report` wrote.
+
+    Raises:
+        RuntimeError: pytest did not run any test.
+    """
+    with tempfile.TemporaryDirectory(prefix="perdure-mutant-") as directory:
+        report = Path(directory) / "report"
+        report.touch()
+        environment = {name: value for name, value in os.environ.items() if name != "PERDURE_MUTANT"}
+        environment |= {
+            "PYTHONPATH": str(_PLANTED),
+            "PERDURE_MUTANT_REPORT": str(report),
+            # Examples that failed because of a mutant are not to be tried first in every later run.
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(directory) / "hypothesis"),
+        }
+        if mutant is not None:
+            environment["PERDURE_MUTANT"] = mutant.order()
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "mutant_report"),
+            *("-o", f"faulthandler_timeout={HANG_S}", f"--basetemp={directory}/tests"),
+            *("--ignore", "tests/mutants"),  # they test this machinery, and so may see any mutant
+            *(("-n", str(workers)) if workers > 1 else ()),
+            *arguments,
+        ]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PLACE_S, check=False
+            )
+            output = done.stdout + done.stderr
+        except subprocess.TimeoutExpired as error:
+            output = f"it was ended after {error.timeout:g} seconds"
+        lines = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+    if not lines:
+        raise RuntimeError(f"no test ran:\n{output[-2000:]}")
+    return lines
+
+
+def verdict(lines: Sequence[dict[str, str]]) -> tuple[Status, str, str]:
+    """What a report says: whether the mutant was caught, by which test, and how that failed."""
+    for line in lines:
+        if line["kind"] == "uncollected":
+            return "unusable", line["test"], line["error"]
+    for line in lines:
+        if line["kind"] == "failed":
+            return "caught", line["test"], line["error"]
+    ended = {line["test"] for line in lines if line["kind"] == "passed"}
+    hanging = [line["test"] for line in lines if line["kind"] == "begun" and line["test"] not in ended]
+    if hanging:
+        return "caught", hanging[0], "it did not end"
+    return "survived", "", ""
+
+
+def look_for(mutant: Mutant, workers: int) -> Result:
+    """Plant a mutant and look for a test that fails."""
+    began = time.monotonic()
+    status: Status = "survived"
+    caught_by = error = where = ""
+    for place, arguments in places(mutant):
+        where = place
+        status, caught_by, error = verdict(run_pytest(arguments, mutant, workers))
+        if status != "survived":
+            break
+    seconds = round(time.monotonic() - began, 1)
+    return Result(mutant.name, mutant.bug, mutant.breaks, status, caught_by, error, where, seconds)
+
+
+def run_control(arguments: Sequence[str], workers: int) -> dict[str, Any]:
+    """Run tests without a mutant, by the same means; they are to pass."""
+    began = time.monotonic()
+    lines = run_pytest(arguments, None, workers)
+    status, test, error = verdict(lines)
+    return {
+        "passed": sum(line["kind"] == "passed" for line in lines),
+        "failed": "" if status == "survived" else f"{test}: {error}",
+        "whole_suite": not arguments,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def store(results: Sequence[Result], control: dict[str, Any] | None) -> dict[str, Any]:
+    """Write results into build/mutants.json, beside those of mutants that still exist; returns all."""
+    kept: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
+    if RESULTS.exists():
+        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+        kept = {each["name"]: each for each in stored["mutants"]}
+    kept |= {result.name: asdict(result) for result in results}
+    table = {
+        "python": platform.python_version(),
+        "control": control or stored.get("control"),
+        "mutants": [kept[mutant.name] for mutant in MUTANTS if mutant.name in kept],
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    return table
+
+
+def check_planted() -> None:
+    """See that every mutant can be planted.
+
+    Raises:
+        StaleMutantError: One cannot.
+    """
+    for mutant in MUTANTS:
+        for module in mutant.modules:
+            compile(mutant.source(module), module, "exec")
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Plant known bugs, and see which test of the suite catches each.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="some of the mutants; all unless given")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--control", action="store_true", help="run the whole suite without a mutant, too")
+    parser.add_argument("--workers", type=int, default=2, help="how many processes share the tests")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - {mutant.name for mutant in MUTANTS})
+    if unknown:
+        parser.error(f"there is no mutant {', '.join(unknown)}; see --list")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status: 0 if every mutant was caught and the control passed."""
+    given = _arguments(arguments)
+    try:
+        check_planted()
+    except StaleMutantError as error:
+        print(error, file=sys.stderr)
+        return 2
+    chosen = [mutant for mutant in MUTANTS if not given.names or mutant.name in given.names]
+    if given.list:
+        for mutant in chosen:
+            print(f"{mutant.name:38} {mutant.bug} ({mutant.breaks})")
+        return 0
+    began = time.monotonic()
+    results: list[Result] = []
+    for number, mutant in enumerate(chosen, 1):
+        result = look_for(mutant, given.workers)
+        results.append(result)
+        store([result], None)
+        shown = f"{number:3}/{len(chosen)} {result.status:9} {mutant.name:38} {result.seconds:6.1f} s"
+        print(f"{shown}  {result.caught_by}\n{'':18}{result.error}".rstrip(), flush=True)
+    catchers = list(dict.fromkeys(result.caught_by for result in results if result.status == "caught"))
+    control: dict[str, Any] | None = None
+    if given.control or not given.names or catchers:
+        control = run_control([] if given.control or not given.names else catchers, given.workers)
+    store(results, control)
+    missed = [result.name for result in results if result.status != "caught"]
+    print(f"\n{len(results) - len(missed)} of {len(results)} caught, in {time.monotonic() - began:.0f} s")
+    if missed:
+        print(f"not caught: {', '.join(missed)}")
+    if control is not None:
+        said = f"failed: {control['failed']}" if control["failed"] else f"{control['passed']} tests passed"
+        print(f"without a mutant: {said}")
+    return 1 if missed or (control is not None and control["failed"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The known bugs that `make mutants` plants can be planted, in every process, and what pytest says of them is read rightly.
+
+The suite is not run here: a change of the code that leaves a mutant without its place is to be red at once, not at the next
+`make mutants`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mutant import ROOT, Change, Mutant, StaleMutantError, source_of
+from mutants import MUTANTS, places, verdict
+
+PLANTED = ROOT / "tests" / "mutants" / "planted"
+
+REQUIRED = {
+    "acknowledge-before-commit",
+    "consume-and-record-in-two-batches",
+    "winner-not-durable-first",
+    "alarm-armed-late",
+    "dedup-forgotten",
+    "evict-message-race",
+    "attempts-not-stored",
+    "prune-outside-the-batch",
+    "loser-history-kept",
+    "names-flushed-late",
+    "catalog-later-than-file",
+    "normal-taken-for-full",
+}
+"""Those that must be among them."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_fits_the_shipped_code_and_changes_it(mutant: Mutant) -> None:
+    for module in mutant.modules:
+        source = source_of(module).read_text(encoding="utf-8")
+        assert mutant.source(module) != source
+        compile(mutant.source(module), module, "exec")
+
+
+def test_the_list_has_every_required_bug_once_and_says_what_each_breaks() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+    assert set(names) >= REQUIRED
+    assert [mutant.name for mutant in MUTANTS if not re.fullmatch(r"S\d+( S\d+)*", mutant.breaks)] == []
+
+
+def test_no_test_speaks_of_a_mutant() -> None:
+    """The ordinary suite catches them; a test that knew of one would prove nothing."""
+    names = re.compile("|".join([*(mutant.name for mutant in MUTANTS), "PERDURE_MUTANT"]))
+    files = [path for path in (ROOT / "tests").rglob("*.py") if PLANTED.parent not in path.parents]
+    assert [path for path in files if names.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("before", ["not there", "in"])
+def test_a_change_whose_text_is_not_there_exactly_once_is_an_error(before: str) -> None:
+    change = Change("perdure.workflow.sleep", before, "")
+    with pytest.raises(StaleMutantError, match=r"perdure\.workflow\.sleep has this (0|\d\d+) times"):
+        change.apply(source_of("perdure.workflow.sleep").read_text(encoding="utf-8"))
+
+
+def run_planted(mutant: Mutant, program: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(PLANTED), "PERDURE_MUTANT": mutant.order()}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_mutant_is_in_a_process_and_in_those_that_it_starts_and_nothing_is_written() -> None:
+    change = Change("perdure.storage.wake", '    if state == "sleeping":\n', '    if state == "never":\n')
+    mutant = Mutant("for-this-test", "a sleeper is due at once", "S24", (change,))
+    ask = 'from perdure.storage.wake import wake_of; print(wake_of("sleeping", 5, wants_mail=False))'
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}], check=True); {ask}"
+    source = source_of("perdure.storage.wake")
+    before = source.read_bytes()
+    assert run_planted(mutant, program).stdout.split() == ["0", "0"]
+    assert source.read_bytes() == before
+    clean = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    assert clean.stdout == "5\n"
+
+
+def test_a_mutant_that_does_not_fit_makes_the_import_fail() -> None:
+    mutant = Mutant("for-this-test", "none", "S24", (Change("perdure.storage.wake", "not there", ""),))
+    done = run_planted(mutant, "import perdure.storage.wake")
+    assert done.returncode != 0
+    assert "the mutant does not apply" in done.stderr
+
+
+def test_every_mutant_is_looked_for_in_the_whole_suite_last() -> None:
+    for mutant in MUTANTS:
+        found = dict(places(mutant))
+        assert list(found)[-2:] == ["layer", "suite"]
+        assert found["suite"] == []
+        assert all((ROOT / path).exists() for path in found["layer"])
+
+
+def test_a_report_is_read_for_the_first_failure_and_for_what_did_not_end() -> None:
+    begun = [{"kind": "begun", "test": name, "error": ""} for name in ("one", "two")]
+    passed = {"kind": "passed", "test": "one", "error": ""}
+    failed = {"kind": "failed", "test": "two", "error": "it was 2"}
+    uncollected = {"kind": "uncollected", "test": "three", "error": "SyntaxError"}
+    assert verdict([*begun, passed, {**passed, "test": "two"}]) == ("survived", "", "")
+    assert verdict([*begun, passed, failed]) == ("caught", "two", "it was 2")
+    assert verdict([*begun, passed]) == ("caught", "two", "it did not end")
+    assert verdict([*begun, failed, uncollected]) == ("unusable", "three", "SyntaxError")
+
+
+def test_the_report_of_a_run_says_what_began_passed_and_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2\n", encoding="utf-8")
+    report = tmp_path / "report"
+    environment = os.environ | {"PYTHONPATH": str(PLANTED), "PERDURE_MUTANT_REPORT": str(report)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_report", "-p", "no:cacheprovider", "test_some.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
+    lines = report.read_text(encoding="utf-8").splitlines()
+    assert [line.partition('"test"')[0] for line in lines] == [
+        '{"kind": "begun", ',
+        '{"kind": "passed", ',
+        '{"kind": "begun", ',
+        '{"kind": "failed", ',
+    ]
+    assert "assert 1 == 2" in lines[-1]
