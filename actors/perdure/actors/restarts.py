@@ -76,6 +76,10 @@ class Restarts:
         self._has_due = trio.Event()
         self._waiting = trio.CancelScope()
 
+    def seed(self, seed: int) -> None:
+        """Draw the pauses' jitter from a seed from here on, so that a simulated process can be repeated."""
+        self._random.seed(seed)
+
     def is_coming(self, workflow_id: str) -> bool:
         """Whether the workflow was stopped by a fault, and is or will be restarted."""
         return workflow_id in self._tried

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from typing import Literal
 from perdure.storage import CatalogRow, Driver, FileStore, MemoryStore, NamespaceNotFoundError, StorageError, Store
 from perdure.storage.attributes import Scalar
 from perdure.testing.errors import SimulatedCrash
-from perdure.testing.faults import FaultyDriver, WriteGate, WriteKind, WritePoint
+from perdure.testing.faults import FaultyDriver, When, WriteGate, WriteKind, WritePoint
 from perdure.workflow import InvalidArgumentError
 
 __all__ = ["SimulatedDisk", "SimulatedStore", "current_disk"]
@@ -41,6 +41,7 @@ class SimulatedDisk:
     Attributes:
         gate: The writes of the process that runs, or ran last; what is to go wrong next is said on it.
         history: The writes of all processes, in order.
+        on_write: Called before and after each write of the processes that are booted from now on; see `WriteGate`.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, atomic: bool = True) -> None:
@@ -54,6 +55,7 @@ class SimulatedDisk:
         self._life = -1
         self._copies = 0
         self._past: list[WritePoint] = []
+        self.on_write: Callable[[WritePoint, When], None] | None = None
         self.gate = WriteGate()
         self._is_in_use = False
 
@@ -95,6 +97,7 @@ class SimulatedDisk:
         self._life += 1
         self.gate = WriteGate(self._life)
         self.gate.on_crash = self._died
+        self.gate.on_write = self.on_write
         inner: Store = self._memory
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

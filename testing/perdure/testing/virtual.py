@@ -95,6 +95,7 @@ async def virtual_supervisor(
     try:
         with process, virtual_time(hold_clock):
             async with open_supervisor(store, workflows, clock=clock, **options) as running:
+                running._residents.restarts.seed(gate.life)  # pyright: ignore[reportPrivateUsage]
                 yield running
     except BaseException as error:
         if not gate.is_dead or _is_interruption(error):

@@ -1,0 +1,1 @@
+"""The whole-supervisor simulation; start at `run.py`."""
