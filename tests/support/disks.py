@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+import incarnations
 import trio
 from harness import DriverKind, MovableClock, scheduled
 
@@ -43,6 +44,7 @@ class WatchedStore:
     Attributes:
         opens: The ids of the workflows whose drivers were opened, in order.
         written: What was written, in order: `rows`, `create`, `delete`, `batch`, or `own`.
+        batches: The batches among it, of a process that is to die at a write.
         die_at: The process is to die before or after the write of that number, counted from 0.
         watch: Called around each write, with what the mirrors hold at that moment.
         when_opened: Called when a driver was opened and is about to be handed out.
@@ -54,6 +56,7 @@ class WatchedStore:
         self.inner = inner
         self.opens: list[str] = []
         self.written: list[str] = []
+        self.batches: list[Batch] = []
         self.is_dead = False
         self.die_at: tuple[int, When] | None = None
         self.watch: Callable[[When], None] | None = None
@@ -67,23 +70,26 @@ class WatchedStore:
         if self.is_dead:
             raise StorageError("this process is dead")
 
-    def before(self) -> None:
+    def before(self, batch: Batch | None = None) -> None:
         """A write is about to be made."""
         self.check()
-        self._maybe_die("before", len(self.written))
+        self._maybe_die("before", len(self.written), batch)
         if self.watch is not None:
             self.watch("before")
 
-    def after(self, what: str) -> None:
+    def after(self, what: str, batch: Batch | None = None) -> None:
         """A write was made."""
         self.written.append(what)
+        if batch is not None and self.die_at is not None:
+            self.batches.append(batch)
         if self.watch is not None:
             self.watch("after")
-        self._maybe_die("after", len(self.written) - 1)
+        self._maybe_die("after", len(self.written) - 1, batch)
 
-    def _maybe_die(self, when: When, number: int) -> None:
+    def _maybe_die(self, when: When, number: int, batch: Batch | None) -> None:
         if self.die_at == (number, when):
-            self._disk.die()
+            incarnations.record(when, self.batches, batch, again=self._disk.lives > 0)
+            self._disk.lose()
             self.check()
 
     async def pause(self) -> None:
@@ -214,7 +220,7 @@ class WatchedDriver:
 
     async def batch(self, batch: Batch) -> None:
         await self._store.pause()
-        self._store.before()
+        self._store.before(batch)
         await self._inner.batch(batch)
         self._apply(batch)
 
@@ -222,7 +228,7 @@ class WatchedDriver:
         inner = self._inner
         if self._store.delay_s or not isinstance(inner, NowaitDriver):
             return False
-        self._store.before()
+        self._store.before(batch)
         if not inner.batch_nowait(batch):
             return False
         self._apply(batch)
@@ -241,7 +247,7 @@ class WatchedDriver:
             mirror.pop(layout.ALARM_KEY, None)
             if batch.alarm.wake_at_ms is not None:
                 mirror[layout.ALARM_KEY] = layout.encode_u64(batch.alarm.wake_at_ms)
-        self._store.after(self._what)
+        self._store.after(self._what, batch)
 
     async def set(self, key: bytes, value: bytes) -> None:
         await self.batch(Batch(puts=[(key, value)]))
@@ -300,6 +306,11 @@ class Disk:
 
     def die(self) -> None:
         """The process that has the store dies at this very moment."""
+        incarnations.record("between", (), None)
+        self.lose()
+
+    def lose(self) -> None:
+        """What `die` leaves."""
         assert not self.store.is_dead, "it lives"
         self.store.is_dead = True
         left = self.path

@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import incarnations
 import trio
 import trio.testing
 
@@ -86,7 +87,7 @@ def scheduled(seed: int) -> Iterator[None]:
 class CrashingDriver:
     """A driver that counts writes and can die before or after one of them; dead, it lets nothing through.
 
-    `on_write` is awaited after each write, if it is set.
+    `on_write` is awaited after each write, if it is set. `is_recovery` if the process before died of such a death.
     """
 
     def __init__(self, inner: Driver) -> None:
@@ -97,6 +98,7 @@ class CrashingDriver:
         self.has_crashed = False
         self.batches: list[Batch] = []
         self.on_write: Callable[[], Awaitable[None]] | None = None
+        self.is_recovery = False
 
     @property
     def atomic_batch(self) -> bool:
@@ -114,19 +116,22 @@ class CrashingDriver:
         if self.is_dead:
             raise SimulatedCrashError
 
-    def _crash(self) -> NoReturn:
+    def _crash(self, when: Literal["before", "after"], batch: Batch | None) -> NoReturn:
+        incarnations.record(when, self.batches, batch, again=self.is_recovery)
         self.has_crashed = True
         self.die()
         raise SimulatedCrashError
 
-    async def _write(self, write: Callable[[], Awaitable[None]]) -> None:
+    async def _write(self, write: Callable[[], Awaitable[None]], batch: Batch | None = None) -> None:
         self._check()
         if self.die_at == (self.writes, "before"):
-            self._crash()
+            self._crash("before", batch)
         await write()
         self.writes += 1
+        if batch is not None:
+            self.batches.append(batch)
         if self.die_at == (self.writes - 1, "after"):
-            self._crash()
+            self._crash("after", batch)
         if self.on_write is not None:
             await self.on_write()
 
@@ -151,8 +156,7 @@ class CrashingDriver:
         await self._write(lambda: self.inner.delete_range(start, end))
 
     async def batch(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        await self._write(lambda: self.inner.batch(batch))
+        await self._write(lambda: self.inner.batch(batch), batch)
 
     async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
         await self._write(lambda: self.inner.set_alarm(workflow_id, wake_at_ms))
@@ -180,13 +184,13 @@ class PromptDriver(CrashingDriver):
             return False
         self._check()
         if self.die_at == (self.writes, "before"):
-            self._crash()
+            self._crash("before", batch)
         if not batch_nowait(batch):
             return False
         self.batches.append(batch)
         self.writes += 1
         if self.die_at == (self.writes - 1, "after"):
-            self._crash()
+            self._crash("after", batch)
         return True
 
 
@@ -264,6 +268,7 @@ class Namespace:
         self._die_at: tuple[int, Literal["before", "after"]] | None = None
         self.writes = 0
         self.has_crashed = False
+        self._has_ever_crashed = False
 
     @property
     def path(self) -> Path:
@@ -274,6 +279,7 @@ class Namespace:
         """The driver in use, opened if there is none."""
         if self._driver is None:
             self._driver = (PromptDriver if self._is_prompt else CrashingDriver)(await self.open_driver())
+            self._driver.is_recovery = self._has_ever_crashed
             if self._die_at is not None:
                 write, when = self._die_at
                 self._driver.die_at = (write - self.writes, when)
@@ -308,6 +314,7 @@ class Namespace:
     def kill(self) -> NoReturn:
         """For a step's function: the process dies here. Nothing that unwinds reaches the bytes."""
         assert self._driver is not None, "somebody runs the workflow"
+        incarnations.record("between", (), None)
         self._driver.die()
         raise SimulatedCrashError
 
@@ -317,6 +324,7 @@ class Namespace:
             self.writes += self._driver.writes
             if self._driver.has_crashed:
                 self.has_crashed, self._die_at = True, None
+                self._has_ever_crashed = True
             self._driver.die()
             await self._driver.inner.aclose()
             self._driver = None
@@ -459,6 +467,7 @@ class Host:
 
     async def restart(self) -> None:
         """The process dies here: whatever unwinds reaches nothing, and the namespace is opened anew."""
+        incarnations.record("between", (), None)
         if self.namespace._driver is not None:
             self.namespace._driver.die()
         if self._life is not None:
@@ -610,6 +619,7 @@ async def crashes(
             await namespace.close()
             explored.append(crash)
     assert len(explored) == (4 if is_twice else 2) * counted, "explored equals counted"
+    incarnations.record_write_points(counted)
     return Exploration(counted, explored)
 
 

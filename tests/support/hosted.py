@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import incarnations
 import trio
 from harness import Function, Host, Namespace, SimulatedCrashError, is_crash
 
@@ -195,6 +196,7 @@ class HostedHost(Host):
 
     async def restart(self) -> None:
         """The process dies here, and another is opened when it is needed."""
+        incarnations.record("between", (), None)
         if self.namespace._driver is not None:
             self.namespace._driver.die()
         if self.supervisor is not None:
