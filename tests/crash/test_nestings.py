@@ -33,6 +33,8 @@ from perdure.workflow import Context, RunMode, WorkflowFailedError, WorkflowStat
 from perdure.workflow.context import QueueReader
 from perdure.workflow.scope import OperationName
 
+pytestmark = pytest.mark.exhaustive
+
 MakeNamespace = Callable[[], Namespace]
 
 WHENS: tuple[When, ...] = ("before", "after")
