@@ -28,6 +28,7 @@ import pytest
 
 from perdure.actors import Supervisor
 from perdure.storage import Store
+from perdure.testing import explore_crashes, explore_crashes_now
 from perdure.workflow import (
     Context,
     QueueReader,
@@ -201,3 +202,9 @@ def test_the_api_page_names_every_argument(kind: type, name: str) -> None:
 def test_the_api_page_names_every_argument_of_the_engine(function: Callable[..., object]) -> None:
     listed = arguments_listed(function.__name__, section("## perdure.workflow"))
     assert listed == list(inspect.signature(function).parameters)
+
+
+def test_the_api_page_names_every_argument_of_an_exploration() -> None:
+    listed = arguments_listed("explore_crashes", section("## perdure.testing"))
+    assert listed == list(inspect.signature(explore_crashes).parameters)
+    assert listed == list(inspect.signature(explore_crashes_now).parameters)

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
         EffectKeyError,
         EffectRefusedError,
         EffectTimeoutError,
+        EndlessRunError,
+        NotRepeatableError,
+        RecoveryDiffersError,
         SimulatedCrash,
+        UnexpectedEndingError,
         VirtualTimeError,
     )
+    from perdure.testing.explore import Exploration, explore_crashes, explore_crashes_now
     from perdure.testing.faults import CrashPoint, Fault, FaultyDriver, WriteGate, WritePoint
     from perdure.testing.ledger import Effect, EffectFault, EffectLedger
+    from perdure.testing.scenario import Ending, FinishedRun, Mail
     from perdure.testing.scheduling import seeded_scheduling
     from perdure.testing.simulation import Incarnation, Simulation
     from perdure.testing.virtual import run_virtual, virtual_supervisor
@@ -38,17 +44,27 @@ __all__ = [
     "EffectLedger",
     "EffectRefusedError",
     "EffectTimeoutError",
+    "Ending",
+    "EndlessRunError",
+    "Exploration",
     "Fault",
     "FaultyDriver",
+    "FinishedRun",
     "Incarnation",
+    "Mail",
+    "NotRepeatableError",
+    "RecoveryDiffersError",
     "SimulatedClock",
     "SimulatedCrash",
     "SimulatedDisk",
     "SimulatedStore",
     "Simulation",
+    "UnexpectedEndingError",
     "VirtualTimeError",
     "WriteGate",
     "WritePoint",
+    "explore_crashes",
+    "explore_crashes_now",
     "run_virtual",
     "seeded_scheduling",
     "virtual_supervisor",
@@ -57,9 +73,21 @@ __all__ = [
 _HOMES: Final = {
     "clock": ("SimulatedClock",),
     "disk": ("SimulatedDisk", "SimulatedStore"),
-    "errors": ("EffectKeyError", "EffectRefusedError", "EffectTimeoutError", "SimulatedCrash", "VirtualTimeError"),
+    "errors": (
+        "EffectKeyError",
+        "EffectRefusedError",
+        "EffectTimeoutError",
+        "EndlessRunError",
+        "NotRepeatableError",
+        "RecoveryDiffersError",
+        "SimulatedCrash",
+        "UnexpectedEndingError",
+        "VirtualTimeError",
+    ),
+    "explore": ("Exploration", "explore_crashes", "explore_crashes_now"),
     "faults": ("CrashPoint", "Fault", "FaultyDriver", "WriteGate", "WritePoint"),
     "ledger": ("Effect", "EffectFault", "EffectLedger"),
+    "scenario": ("Ending", "FinishedRun", "Mail"),
     "scheduling": ("seeded_scheduling",),
     "simulation": ("Incarnation", "Simulation"),
     "virtual": ("run_virtual", "virtual_supervisor"),

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from perdure.storage import PerdureError
+from perdure.workflow import WorkflowState
 
-__all__ = ["EffectKeyError", "EffectRefusedError", "EffectTimeoutError", "SimulatedCrash", "VirtualTimeError"]
+__all__ = [
+    "EffectKeyError",
+    "EffectRefusedError",
+    "EffectTimeoutError",
+    "EndlessRunError",
+    "NotRepeatableError",
+    "RecoveryDiffersError",
+    "SimulatedCrash",
+    "UnexpectedEndingError",
+    "VirtualTimeError",
+]
 
 
 class SimulatedCrash(BaseException):
@@ -53,3 +64,51 @@ class EffectKeyError(PerdureError):
     ledger: str
     effect: str
     key: str
+
+
+class RecoveryDiffersError(PerdureError, AssertionError):
+    """A run with crashes did not end as the one without. The text tells the whole story.
+
+    Attributes:
+        only: The run, as `only=` takes it.
+        differences: What was otherwise, in sentences.
+        story: What the processes did.
+    """
+
+    only: str
+    differences: tuple[str, ...]
+    story: str
+
+
+class NotRepeatableError(PerdureError, AssertionError):
+    """Two runs without a crash, with the same seed, are not alike: nothing can be said of crashes yet.
+
+    Attributes:
+        only: The run, as `only=` takes it.
+        differences: What was otherwise, in sentences.
+    """
+
+    only: str
+    differences: tuple[str, ...]
+
+
+class EndlessRunError(PerdureError, AssertionError):
+    """A run did not come to an end: the workflow waits for something that never comes, or goes on for ever.
+
+    Attributes:
+        only: The run, as `only=` takes it.
+    """
+
+    only: str
+
+
+class UnexpectedEndingError(PerdureError, AssertionError):
+    """The workflow ends in another state than it was to end in, already without a crash.
+
+    Attributes:
+        only: The run, as `only=` takes it.
+        state: In which state it ended.
+    """
+
+    only: str
+    state: WorkflowState

@@ -26,7 +26,7 @@ from perdure.testing.faults import CrashPoint, Fault, current_gate
 from perdure.testing.scheduling import seeded_scheduling
 from perdure.workflow.threads import HoldClock, virtual_time
 
-__all__ = ["run_virtual", "virtual_supervisor"]
+__all__ = ["holding", "run_virtual", "virtual_supervisor"]
 
 _holders: Final[WeakKeyDictionary[MockClock, int]] = WeakKeyDictionary()
 _thresholds: Final[WeakKeyDictionary[MockClock, float]] = WeakKeyDictionary()
@@ -128,11 +128,11 @@ def _check_clock() -> HoldClock:
             "this runs on real time, and a year of sleep would take one; in a test take pytest-trio's fixture "
             "`autojump_clock`, elsewhere run_virtual(main) instead of trio.run(main)"
         )
-    return partial(_held, clock)
+    return partial(holding, clock)
 
 
 @contextmanager
-def _held(clock: MockClock) -> Generator[None]:
+def holding(clock: MockClock) -> Generator[None]:
     """Stop the clock from jumping while somebody waits for a thread; any number of them may overlap."""
     _holders[clock] = _holders.get(clock, 0) + 1
     if _holders[clock] == 1:

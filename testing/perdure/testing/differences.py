@@ -1,0 +1,156 @@
+"""In what a run with crashes ended otherwise than the one without.
+
+1. Each difference is one sentence, the crashed run first. Effects come first of all, as they say most; history last.
+2. Effects are compared as what happened and how often, not by order: two branches may act in either. What a ledger lets repeat
+   (`repeats`) has to have happened, and no more is asked of it.
+3. A run in which an at-most-once step was interrupted may take another way, where that is allowed: then no effect of the run
+   without a crash may have happened more often, and that is all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, Literal, TypeAlias, get_args
+
+from perdure.testing.ledger import EffectLedger
+from perdure.testing.outline import Line
+from perdure.testing.scenario import FinishedRun
+from perdure.workflow import InvalidArgumentError
+
+__all__ = ["Aspect", "check_aspects", "differences_of", "was_interrupted"]
+
+Aspect: TypeAlias = Literal["state", "output", "history", "effects"]
+"""What is compared: how the workflows ended, what they returned or failed with, their histories, what happened outside."""
+
+ASPECTS: Final[tuple[Aspect, ...]] = get_args(Aspect)
+
+_INTERRUPTED: Final = "StepInterruptedError"
+_LINES_MAX: Final = 3
+
+
+def was_interrupted(run: FinishedRun) -> bool:
+    """Whether an at-most-once step was begun and never heard of again."""
+    return any(
+        str(line.says.get("error") or "").startswith(_INTERRUPTED) for lines in run.outlines.values() for line in lines
+    )
+
+
+def differences_of(
+    run: FinishedRun, whole: FinishedRun, *, compare: Collection[Aspect], allows_interruptions: bool
+) -> tuple[str, ...]:
+    """What is not as in the run without a crash, in sentences; nothing if all is.
+
+    Args:
+        run: The run with crashes.
+        whole: The one without.
+        compare: What is compared.
+        allows_interruptions: Whether it may take another way where an at-most-once step was interrupted.
+    """
+    if allows_interruptions and was_interrupted(run):
+        return tuple(_more_effects(run, whole)) if "effects" in compare else ()
+    found: list[str] = []
+    if "effects" in compare:
+        found += _effects(run, whole)
+    found += _endings(run, whole, compare)
+    if "history" in compare:
+        found += _histories(run, whole)
+    return tuple(found)
+
+
+def _counted(run: FinishedRun, name: str) -> Counter[tuple[str, str]]:
+    return Counter((effect.name, repr(effect.content)) for effect in run.effects.get(name, ()))
+
+
+def _ledgers(
+    run: FinishedRun, whole: FinishedRun
+) -> Iterator[tuple[EffectLedger, Counter[tuple[str, str]], Counter[tuple[str, str]]]]:
+    by_name = {ledger.name: ledger for ledger in (*whole.ledgers, *run.ledgers)}
+    for name, ledger in by_name.items():
+        yield ledger, _counted(run, name), _counted(whole, name)
+
+
+def _effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+    for ledger, here, there in _ledgers(run, whole):
+        for name, content in [*there, *(each for each in here if each not in there)]:
+            now, before = here[name, content], there[name, content]
+            is_fine = bool(now) == bool(before) if ledger.may_repeat(name) else now == before
+            if not is_fine:
+                yield _happened(ledger, name, content, now, before)
+
+
+def _more_effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+    for ledger, here, there in _ledgers(run, whole):
+        for (name, content), before in there.items():
+            if here[name, content] > before and not ledger.may_repeat(name):
+                yield _happened(ledger, name, content, here[name, content], before)
+
+
+def _happened(ledger: EffectLedger, name: str, content: str, now: int, before: int) -> str:
+    what = name if content == "None" else f"{name} {content}"
+    return f"{ledger.name}: {what} happened {_times(now)}; without a crash, {_times(before)}"
+
+
+def _times(count: int) -> str:
+    return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _endings(run: FinishedRun, whole: FinishedRun, compare: Collection[Aspect]) -> Iterator[str]:
+    pairs = [("it", run.ending, whole.ending)]
+    for key in dict.fromkeys((*whole.others, *run.others)):
+        here, there = run.others.get(key), whole.others.get(key)
+        if here is None or there is None:
+            if "state" in compare:
+                was, before = ("never made", "") if here is None else ("made", " not")
+                yield f"workflow {key!r} was {was}; without a crash it was{before}"
+        else:
+            pairs.append((f"workflow {key!r}", here, there))
+    for name, here, there in pairs:
+        is_other_state = (here.state, here.fault) != (there.state, there.fault)
+        is_other_output = here.error != there.error or not _same(here.output, there.output)
+        if (is_other_state and "state" in compare) or (not is_other_state and is_other_output and "output" in compare):
+            yield f"{name} ended as {here}; without a crash, as {there}"
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values are equal; what is not equal to itself, such as a NaN, is what it looks like."""
+    try:
+        return bool(one == other) or repr(one) == repr(other)
+    except Exception:  # arrays have no truth
+        return repr(one) == repr(other)
+
+
+def _histories(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+    for key in whole.outlines:
+        lines = list(_lines(run.outlines.get(key, ()), whole.outlines[key]))
+        name = "" if len(whole.outlines) == 1 else f" of {key!r}"
+        yield from (f"history{name} {line}" for line in lines[:_LINES_MAX])
+        if len(lines) > _LINES_MAX:
+            yield f"history{name} differs in {len(lines) - _LINES_MAX} more places"
+
+
+def _lines(here: Sequence[Line], there: Sequence[Line]) -> Iterator[str]:
+    ours = {line.path: line for line in here}
+    theirs = {line.path: line for line in there}
+    for path in dict.fromkeys((*theirs, *ours)):
+        one, other = ours.get(path), theirs.get(path)
+        if one is None:
+            yield f"lacks {other}"
+        elif other is None:
+            yield f"holds {one}, which is not there without a crash"
+        elif one.kind != other.kind or not _same(one.says, other.says):
+            yield f"holds {one}; without a crash, {other}"
+
+
+def check_aspects(compare: Collection[str]) -> tuple[Aspect, ...]:
+    """What is to be compared, in order.
+
+    Raises:
+        InvalidArgumentError: It names something else.
+    """
+    unknown = [each for each in compare if each not in ASPECTS]
+    if unknown or isinstance(compare, str):
+        raise InvalidArgumentError(
+            f"compare takes some of {', '.join(map(repr, ASPECTS))}, not {compare!r}; write compare=['effects', 'state']"
+        )
+    return tuple(each for each in ASPECTS if each in compare)

@@ -1,0 +1,236 @@
+"""Runs what `explore_crashes` was asked for, death by death, and says where a run ended otherwise.
+
+1. First without a crash, twice: where these two differ, nothing can be said of crashes, and that is told.
+2. Then once for every write and each side of it, and with a second death during each recovery. Explored equals counted: each
+   death comes at the write that it was planned for, and no write is left out.
+3. The first run that ends otherwise is told as a story, with the call that repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from perdure.testing.asked import Asked
+from perdure.testing.bridge import Link
+from perdure.testing.differences import differences_of, was_interrupted
+from perdure.testing.errors import NotRepeatableError, RecoveryDiffersError, UnexpectedEndingError
+from perdure.testing.faults import CrashPoint
+from perdure.testing.outline import shown
+from perdure.testing.scenario import FinishedRun, Mail
+from perdure.testing.story import hints_for, story_of
+
+__all__ = ["Exploration", "Explorer"]
+
+_CALL_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """What was explored, and found to end alike.
+
+    Attributes:
+        write_points: How many writes there were, over all seeds; the process died before and after each.
+        runs: How often the workflow was run from its start to its end.
+        crashes: How many processes died.
+        interrupted: In how many runs an at-most-once step was interrupted.
+        seeds: The seeds of the scheduler.
+        first: The run without a crash, of the first seed.
+    """
+
+    write_points: int
+    runs: int
+    crashes: int
+    interrupted: int
+    seeds: tuple[int, ...]
+    first: FinishedRun = field(repr=False)
+
+    def __str__(self) -> str:
+        seeds = "one schedule" if len(self.seeds) == 1 else f"{len(self.seeds)} schedules"
+        return f"{self.write_points} writes, {self.runs} runs, {self.crashes} crashes, {seeds}: all end alike"
+
+
+class Explorer:
+    """Explores what was asked for.
+
+    Args:
+        asked: That.
+        link: Who waits for it.
+    """
+
+    def __init__(self, asked: Asked, link: Link) -> None:
+        self.asked = asked
+        self.scenario = asked.scenario(link)
+        self.runs = self.crashes = self.interrupted = 0
+
+    def explore(self) -> Exploration:
+        """All of it. Blocks."""
+        __tracebackhide__ = True
+        if self.asked.only is not None:
+            crashes, seed = self.asked.only
+            whole = self._whole(seed)
+            if crashes:
+                self._explored(crashes, whole)
+            return self._result((seed,), [whole])
+        wholes: list[FinishedRun] = []
+        for seed in self.asked.seeds:
+            whole = self._whole(seed)
+            wholes.append(whole)
+            self._explore_seed(whole)
+        return self._result(self.asked.seeds, wholes)
+
+    def _result(self, seeds: tuple[int, ...], wholes: Sequence[FinishedRun]) -> Exploration:
+        for ledger in wholes[0].ledgers:
+            ledger.show(wholes[0].disk)
+        points = sum(len(whole.writes) for whole in wholes) if self.asked.only is None else len(self.asked.only[0])
+        return Exploration(points, self.runs, self.crashes, self.interrupted, tuple(seeds), wholes[0])
+
+    def _explore_seed(self, whole: FinishedRun) -> None:
+        __tracebackhide__ = True
+        explored = 0
+        for number in range(len(whole.writes)):
+            for when in ("before", "after"):
+                crash = CrashPoint(number, when)
+                run = self._explored((crash,), whole)
+                explored += 1
+                for again in self._again(crash, len(run.writes_of(1))):
+                    self._explored((crash, again), whole)
+        assert explored == 2 * len(whole.writes), "explored is not counted"
+
+    def _again(self, crash: CrashPoint, writes: int) -> Iterator[CrashPoint]:
+        """Where the process after this crash dies, which makes that many writes if it does not.
+
+        One death more for each write is after a crash before it, as what was done and not recorded is done again then.
+        """
+        number = crash.write
+        match self.asked.recovery_crashes:
+            case "all":
+                yield from (CrashPoint(each, when) for each in range(writes) for when in ("before", "after"))
+            case "one" if writes and crash.when == "before":
+                yield CrashPoint(number % writes, "before" if (number // writes + number) % 2 == 0 else "after")
+            case _:
+                return
+
+    # Runs.
+
+    def _run(self, crashes: tuple[CrashPoint, ...], seed: int) -> FinishedRun:
+        run = self.scenario.run(crashes, seed)
+        self.runs += 1
+        self.crashes += len(run.crashes)
+        self.interrupted += was_interrupted(run)
+        return run
+
+    def _whole(self, seed: int) -> FinishedRun:
+        """The run without a crash; that it can be repeated is seen."""
+        __tracebackhide__ = True
+        whole = self._run((), seed)
+        self._check_end(whole)
+        if self.asked.check is not None:
+            self.asked.check(whole)
+        again = self._run((), seed)
+        differences = [
+            *differences_of(again, whole, compare=self.asked.compare, allows_interruptions=False),
+            *_other_writes(again, whole, len(whole.writes)),
+        ]
+        if differences:
+            raise self._not_repeatable(differences, again)
+        return whole
+
+    def _explored(self, crashes: tuple[CrashPoint, ...], whole: FinishedRun) -> FinishedRun:
+        __tracebackhide__ = True
+        run = self._run(crashes, whole.seed)
+        first = crashes[0]
+        differences = list(_other_writes(run, whole, first.write))
+        if len(run.crashes) < len(crashes):
+            planned = crashes[len(run.crashes)]
+            differences.append(f"process {len(run.crashes) + 1} made no write {planned.write}, at which it was to die")
+        if differences:
+            raise self._not_repeatable(differences, run)
+        found = list(
+            differences_of(run, whole, compare=self.asked.compare, allows_interruptions=self.asked.allows_interruptions)
+        )
+        cause: AssertionError | None = None
+        if not found and self.asked.check is not None:
+            try:
+                self.asked.check(run)
+            except AssertionError as error:
+                found.append(f"check: {error or 'an assertion failed'}")
+                cause = error
+        if found:
+            raise self._differs(found, run, whole) from cause
+        return run
+
+    def _check_end(self, whole: FinishedRun) -> None:
+        ending = whole.ending
+        if ending.fault is not None or ending.state not in self.asked.ends_as:
+            wanted = " or ".join(state.value for state in self.asked.ends_as)
+            advice = "" if ending.fault else f" If that is how it ends, write ends_as={ending.state.value!r}"
+            raise UnexpectedEndingError(
+                f"{self.asked.name} ended as {ending}; already without a crash, and it was to be {wanted}.{advice}"
+                + (f"\n\n{ending.stack}" if ending.stack else ""),
+                only=whole.only,
+                state=ending.state,
+            )
+
+    # Errors.
+
+    def _call(self, only: str) -> str:
+        """The call that repeats a run."""
+        arguments = [self.asked.name]
+        if self.asked.input is not None:
+            arguments.append(_short(repr(self.asked.input)))
+        if self.asked.mail:
+            arguments.append(f"messages={_short(repr([_as_given(each) for each in self.asked.mail]))}")
+        return f'await explore_crashes({", ".join(arguments)}, ..., only="{only}")'.replace(", ..., only", ", only", 1)
+
+    def _not_repeatable(self, differences: Sequence[str], run: FinishedRun) -> NotRepeatableError:
+        what = "a run up to its crash" if run.deaths else "a second one"
+        listed = "\n".join(f"  {difference}" for difference in differences)
+        return NotRepeatableError(
+            f"{self.asked.name} does not do the same twice: of two runs with the same seed, {what} differs before any crash has "
+            f"mattered:\n\n{listed}\n\nTake the time from ctx.now(), ids from ctx.uuid() and chance from ctx.random(); keep "
+            "nothing in globals of other modules (modules=[...] names those to reset), and wait for nothing real. What may "
+            "differ is left out by ignore=[names of entries] or compare=[...].\n\n"
+            f"To repeat this run alone:\n  {self._call(run.only)}\n",
+            only=run.only,
+            differences=tuple(differences),
+        )
+
+    def _differs(self, found: Sequence[str], run: FinishedRun, whole: FinishedRun) -> RecoveryDiffersError:
+        story = story_of(run)
+        hints = list(hints_for(run, whole))
+        if was_interrupted(run):
+            hints.append(
+                "An at-most-once step was interrupted, which is what at_most_once=True means: it is not run again. If the "
+                "workflow may end otherwise then, write allow_interruptions=True, and say in check= what holds all the same."
+            )
+        parts = [
+            f"{self.asked.name} does not survive a crash {' and '.join(map(str, run.crashes))}.",
+            "\n".join(f"  {difference}" for difference in found),
+            story,
+            *hints,
+            f"To repeat this run alone:\n  {self._call(run.only)}",
+        ]
+        return RecoveryDiffersError("\n\n".join(parts) + "\n", only=run.only, differences=tuple(found), story=story)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _CALL_MAX else "..."
+
+
+def _as_given(mail: Mail) -> object:
+    return (mail.name, mail.body) if mail == Mail(mail.name, mail.body) else mail
+
+
+def _other_writes(run: FinishedRun, whole: FinishedRun, count: int) -> Iterator[str]:
+    """Where the first process wrote something else, in its first so many writes."""
+    here = [(point.kind, point.workflow_id) for point in run.writes_of(0)[:count]]
+    there = [(point.kind, point.workflow_id) for point in whole.writes[:count]]
+    for number in range(count):
+        one = here[number] if number < len(here) else None
+        if one != there[number]:
+            yield f"write {number} was {shown(one)}; in the first run, {shown(there[number])}"
+            return
+    if not run.deaths and len(run.writes) != len(whole.writes):
+        yield f"it made {len(run.writes)} writes; in the first run, {len(whole.writes)}"

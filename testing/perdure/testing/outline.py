@@ -1,0 +1,109 @@
+"""What a workflow's history says, without what differs between two runs that are equally right.
+
+1. Left out: ids and times; how many attempts there were and why they failed, as a crash can take one; what became of a race's
+   losers; and what `ctx.now` recorded.
+2. What is left is compared with `==`, and shown as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from perdure.storage.schema import EntryStatus
+from perdure.workflow import HistoryEntry
+
+__all__ = ["IGNORED", "Line", "outline_of", "shown", "shown_path"]
+
+_SHOWN_MAX: Final = 80
+_COUNT: Final = ":count"
+IGNORED: Final = "…"
+"""Stands where a value was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One entry of an outline.
+
+    Attributes:
+        path: Where it is.
+        kind: What it is.
+        says: What is recorded, by name.
+    """
+
+    path: tuple[str | int, ...]
+    kind: str
+    says: dict[str, Any]
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name}={shown(value)}" for name, value in self.says.items() if value is not None)
+        return f"{self.kind} {shown_path(self.path)!r}{f' ({said})' if said else ''}"
+
+
+def shown(value: Any) -> str:
+    """A value in one line, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"
+
+
+def shown_path(path: Iterable[str | int]) -> str:
+    """A place as people read it."""
+    return "/".join(str(part) for part in path)
+
+
+def outline_of(entries: Iterable[HistoryEntry], *, ignore: Collection[str] = ()) -> tuple[Line, ...]:
+    """The outline of a history, in order of place.
+
+    Args:
+        entries: The history.
+        ignore: Names of entries whose values may differ.
+    """
+    lines = [Line(entry.path, entry.kind, _says(entry, ignore)) for entry in entries]
+    return tuple(sorted(lines, key=lambda line: tuple(str(part) for part in line.path)))
+
+
+def _says(entry: HistoryEntry, ignore: Collection[str]) -> dict[str, Any]:
+    data = dict(entry.data)
+    data.pop("deadline_ms", None)
+    if entry.metadata is not None:
+        data["status"] = entry.metadata.status.name.lower()
+        data["undone"] = entry.metadata.rollback_completed_at_ms is not None or None
+        data["rollback_error"] = entry.metadata.rollback_error
+        if entry.metadata.status is EntryStatus.COMPLETED:
+            data.pop("error", None)  # of an attempt before the one that came through
+    match entry.kind:
+        case "message":
+            data = _message(entry, data)
+        case "race" if data["winner"] is not None:
+            data["branches"] = {data["winner"]: data["branches"][data["winner"]]}
+        case "step" if _is_time(entry):
+            data["output"] = IGNORED
+        case _:
+            pass
+    if entry.path and entry.path[-1] in ignore:
+        data = {
+            name: IGNORED if name in ("output", "error", "state", "body") else value for name, value in data.items()
+        }
+    return data
+
+
+def _message(entry: HistoryEntry, data: dict[str, Any]) -> dict[str, Any]:
+    body: object = data["body"]
+    if isinstance(body, dict) and "createdAt" in body:
+        message = cast("dict[str, Any]", body)
+        return {name: message.get(name) for name in ("name", "body", "completed")}
+    if entry.path and str(entry.path[-1]).endswith(_COUNT):
+        return {"count": data["body"]}
+    return data
+
+
+def _is_time(entry: HistoryEntry) -> bool:
+    """Whether this was recorded by `ctx.now`: nothing else gives, in no time, the time at which it is recorded."""
+    output, metadata = entry.data["output"], entry.metadata
+    if not isinstance(output, float) or metadata is None:
+        return False
+    return round(output * 1000) == metadata.created_at_ms == metadata.completed_at_ms

@@ -1,0 +1,531 @@
+"""`explore_crashes` finds what does not survive a crash, tells it, and lets what is right pass."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.testing import (
+    EffectLedger,
+    EndlessRunError,
+    Exploration,
+    FinishedRun,
+    Mail,
+    NotRepeatableError,
+    RecoveryDiffersError,
+    UnexpectedEndingError,
+    VirtualTimeError,
+    explore_crashes,
+    explore_crashes_now,
+)
+from perdure.workflow import (
+    Break,
+    Context,
+    Continue,
+    CriticalError,
+    InvalidArgumentError,
+    RollbackContext,
+    StepInterruptedError,
+    WorkflowState,
+    current_step,
+    workflow,
+)
+
+bank = EffectLedger("bank")
+shop = EffectLedger("shop", repeats=["show"])
+
+Effect = Callable[..., Awaitable[Any]]
+
+
+async def charge(cents: int) -> str:
+    return str(bank.record("charge", cents, returns="pay-1"))
+
+
+async def charge_once(cents: int) -> str:
+    return str(bank.record("charge", cents, key=current_step().idempotency_key, returns="pay-1"))
+
+
+def ship_once(payment: str) -> str:
+    return str(shop.record("ship", payment, key=current_step().idempotency_key, returns="TRACK-1"))
+
+
+@workflow
+async def order(ctx: Context, cents: int) -> list[Any]:
+    payment = await ctx.step("charge-card", charge_once, cents)
+    packed = await ctx.queue.next("packed")
+    return [payment, packed.body, await ctx.step("ship", ship_once, payment)]
+
+
+@workflow
+async def careless(ctx: Context, cents: int) -> str:
+    payment = await ctx.step("charge-card", charge, cents)
+    await ctx.sleep("a-while", 3600)
+    return payment
+
+
+class TestWhatIsRight:
+    """S39: it comes to the same end, whatever its process does."""
+
+    async def test_an_order_needs_nothing_else(self) -> None:
+        explored = await explore_crashes(order, 1999, messages=[("packed", "by me")])
+        assert explored.seeds == (0,)
+        assert explored.first.output == ["pay-1", "by me", "TRACK-1"]
+        assert explored.write_points >= 8
+        assert 2 * explored.write_points + 2 <= explored.runs <= 3 * explored.write_points + 2
+        assert explored.crashes >= 3 * explored.write_points
+        assert (bank.count("charge"), shop.count("ship")) == (1, 1)
+
+    async def test_every_primitive(self) -> None:
+        """Steps that are retried, joins, races, loops, sleeps, messages, versions, attributes, the time, chance."""
+        bank_that_fails = EffectLedger("bank", faults={"charge": "applied", ("charge", 3): "refused"})
+
+        async def pay(cents: int) -> str:
+            return str(bank_that_fails.record("charge", cents, key=current_step().idempotency_key, returns="pay-1"))
+
+        async def left(ctx: Context) -> str:
+            return await ctx.step("pay", pay, 1)
+
+        async def right(ctx: Context) -> str:
+            await ctx.sleep("nap", 20)
+            return (await ctx.queue.next("packed")).body
+
+        async def body(ctx: Context, state: int) -> Continue[int] | Break[int]:
+            await ctx.step("ship", ship_once, f"parcel {state}")
+            return Continue(state + 1) if state < 2 else Break(state)
+
+        @workflow
+        async def everything(ctx: Context, _: None) -> list[Any]:
+            version = await ctx.get_version("new-way", 2)
+            joined = await ctx.join("both", {"left": left, "right": right})
+            raced = await ctx.race("first", {"left": left, "right": right})
+            looped = await ctx.loop("parcels", body, 0)
+            begun = await ctx.now("now")
+            late = await ctx.queue.next_batch("late", timeout=60)
+            await ctx.set_attributes("stage", {"stage": "done"})
+            chance = [ctx.random("dice").random(), str(ctx.uuid("id"))]
+            assert begun > 0
+            return [version, dict(joined), raced.winner, looped, late, chance]
+
+        explored = await explore_crashes(everything, messages=[("packed", "by me")])
+        assert explored.first.output[:5] == [2, {"left": "pay-1", "right": "by me"}, "left", 2, []]
+
+    async def test_what_is_rolled_back(self) -> None:
+        async def undo(ctx: RollbackContext, output: str) -> None:
+            bank.record("refund", output, key=ctx.idempotency_key)
+
+        async def fail() -> None:
+            raise CriticalError("sold out")
+
+        @workflow
+        async def saga(ctx: Context, _: None) -> None:
+            await ctx.rollback_checkpoint("here")
+            await ctx.step("charge", charge_once, 5, rollback=undo)
+            await ctx.step("reserve", fail)
+
+        explored = await explore_crashes(saga, ends_as="failed")
+        assert explored.first.state is WorkflowState.FAILED
+        assert [effect.name for effect in explored.first.effects["bank"]] == ["charge", "refund"]
+
+    async def test_children_and_what_they_are_sent(self) -> None:
+        @workflow
+        async def child(ctx: Context, cents: int) -> str:
+            payment = await ctx.step("charge", charge_once, cents)
+            return payment + str((await ctx.queue.next("go")).body)
+
+        @workflow
+        async def parent(ctx: Context, _: None) -> str:
+            return await ctx.call("pay", child, 5, workflow_id="the-child")
+
+        explored = await explore_crashes(parent, workflows=[child], messages=[Mail("go", 7, at=30, to="the-child")])
+        assert explored.first.output == "pay-17"
+        assert [str(ending) for ending in explored.first.others.values()] == ["completed: 'pay-17'"]
+
+    async def test_what_never_ends_by_itself_is_cancelled(self) -> None:
+        async def handle(ctx: Context, count: int) -> Continue[int]:
+            message = await ctx.queue.next("cents")
+            await ctx.step("charge", charge_once, message.body)
+            return Continue(count + 1)
+
+        @workflow
+        async def agent(ctx: Context, _: None) -> None:
+            await ctx.loop("messages", handle, 0)
+
+        mail = [Mail("cents", 5), Mail("cents", 6, at=10), Mail("cents", 7, at=86400)]
+        explored = await explore_crashes(agent, messages=mail, cancel_at=7 * 86400)
+        assert explored.first.state is WorkflowState.CANCELLED
+        assert [effect.content for effect in explored.first.effects["bank"]] == [5, 6, 7]
+
+    async def test_effects_that_may_repeat(self) -> None:
+        async def show() -> None:
+            shop.record("show", "50 %")
+
+        @workflow
+        async def report(ctx: Context, _: None) -> None:
+            await ctx.step("show", show)
+
+        explored = await explore_crashes(report)
+        assert explored.first.effects["shop"][0].name == "show"
+
+    async def test_a_step_that_was_interrupted_where_that_is_allowed(self) -> None:
+        """S22: at most once; what happens then is the workflow's to say, and `check` tells what holds."""
+
+        async def post() -> int:
+            shop.record("letter")
+            return 1
+
+        @workflow
+        async def mailing(ctx: Context, _: None) -> str:
+            try:
+                return f"{await ctx.step('post', post, at_most_once=True)} letters"
+            except StepInterruptedError:
+                return "somebody has to look"
+
+        seen: set[str] = set()
+
+        def check(run: FinishedRun) -> None:
+            assert len(run.effects.get("shop", ())) <= 1
+            seen.add(run.output)
+
+        explored = await explore_crashes(mailing, allow_interruptions=True, check=check)
+        assert seen == {"1 letters", "somebody has to look"}
+        assert 0 < explored.interrupted < explored.runs
+        with pytest.raises(RecoveryDiffersError, match="allow_interruptions=True"):
+            await explore_crashes(mailing)
+
+
+async def found(function: Callable[[Context, Any], Awaitable[Any]], **arguments: Any) -> RecoveryDiffersError:
+    """What an exploration finds; the line that it prints repeats it."""
+    with pytest.raises(RecoveryDiffersError) as caught:
+        await explore_crashes(function, **arguments)
+    error = caught.value
+    with pytest.raises(RecoveryDiffersError) as again:
+        await explore_crashes(function, **arguments, only=error.only)
+    assert (again.value.differences, again.value.story) == (error.differences, error.story)
+    assert f'only="{error.only}")' in str(error)
+    return error
+
+
+remembered: dict[str, Any] = {}
+counted = 0
+
+
+@cache
+def looked_up() -> list[str]:
+    return []
+
+
+class TestWhatIsWrong:
+    """S39: it is found, and the line that is printed repeats it."""
+
+    async def test_an_effect_without_a_key(self) -> None:
+        error = await found(careless, input=1999)
+        assert error.differences == ("bank: charge 1999 happened twice; without a crash, once",)
+        assert "idempotency_key" in str(error)
+        assert "AGAIN (in step 'charge-card', no key)" in error.story
+        assert re.search(r"CRASH +before write \d+: step 'charge-card' is recorded: 'pay-1'", error.story)
+
+    async def test_an_effect_outside_of_a_step(self) -> None:
+        @workflow
+        async def hasty(ctx: Context, _: None) -> None:
+            await ctx.sleep("a-while", 60)
+            bank.record("charge", 5, key="always-the-same")
+            shop.record("ship", "it")
+            await ctx.sleep("a-while-more", 60)
+
+        error = await found(hasty)
+        assert error.differences[0] == "shop: ship 'it' happened twice; without a crash, once"
+        assert "outside of any step's function" in str(error)
+
+    async def test_a_key_that_is_another_one_each_time(self) -> None:
+        attempts = 0
+
+        async def pay() -> None:
+            nonlocal attempts
+            attempts += 1
+            bank.record("charge", 5, key=f"attempt {attempts}")
+
+        @workflow
+        async def inventive(ctx: Context, _: None) -> None:
+            await ctx.step("pay", pay)
+
+        error = await found(inventive)
+        assert "'charge' came with another key than before" in str(error)
+
+    async def test_state_in_a_global_that_only_the_dead_process_had(self) -> None:
+        async def remember() -> None:
+            remembered["token"] = "secret"
+
+        @workflow
+        async def forgetful(ctx: Context, _: None) -> Any:
+            await ctx.step("remember", remember)
+            await ctx.sleep("a-while", 60)
+            return remembered.get("token")
+
+        error = await found(forgetful)
+        assert "ended as completed: None; without a crash, as completed: 'secret'" in error.differences[0]
+        await explore_crashes(forgetful, keep_globals=True)
+
+    async def test_state_in_a_cache_and_in_a_counter(self) -> None:
+        async def look() -> None:
+            global counted
+            counted += 1
+            looked_up().append("secret")
+
+        @workflow
+        async def forgetful(ctx: Context, _: None) -> Any:
+            await ctx.step("look", look)
+            await ctx.sleep("a-while", 60)
+            return [counted, *looked_up()]
+
+        error = await found(forgetful)
+        assert "ended as completed: [0]; without a crash, as completed: [1, 'secret']" in error.differences[0]
+
+    async def test_a_message_that_was_kept_in_memory_only(self) -> None:
+        @workflow
+        async def careless_inbox(ctx: Context, _: None) -> Any:
+            async def take(child: Context) -> None:
+                remembered["body"] = (await child.queue.next("go")).body
+
+            async def use(child: Context) -> Any:
+                await child.sleep("a-while", 60)
+                return remembered.pop("body", "lost")
+
+            joined = await ctx.join("both", {"take": take, "use": use})
+            return joined["use"]
+
+        assert "lost" in (await found(careless_inbox, messages=[("go", 5)])).differences[0]
+
+    async def test_code_that_swallows_the_death(self) -> None:
+        """What a dead process does in `except BaseException` and `finally` reaches neither disk nor world."""
+
+        async def pay() -> str:
+            try:
+                await trio.sleep(10)
+            except BaseException:
+                bank.record("charge", 5)
+                raise
+            finally:
+                with trio.CancelScope(shield=True):
+                    await bank.perform("charge", 6, seconds=1)
+            return "paid"
+
+        @workflow
+        async def clinging(ctx: Context, _: None) -> str:
+            return await ctx.step("pay", pay)
+
+        error = await found(clinging)
+        assert error.differences == ("bank: charge 6 happened twice; without a crash, once",)
+
+    async def test_a_step_by_another_name_after_a_restart(self) -> None:
+        @workflow
+        async def fickle(ctx: Context, _: None) -> None:
+            name = "second" if remembered.get("ran") else "first"
+            await ctx.step("mark", mark)
+            name = "first" if remembered.get("ran") else "second"
+            await ctx.step(name, nothing)
+            await ctx.sleep("a-while", 60)
+
+        async def mark() -> None:
+            remembered["ran"] = True
+
+        async def nothing() -> None:
+            return
+
+        error = await found(fickle)
+        assert "stuck: HistoryDivergedError" in error.differences[0]
+        assert "outside of steps it has to be deterministic" in str(error)
+
+    async def test_what_only_a_second_death_brings_out(self) -> None:
+        """A step that looks whether it was begun before, and takes two deaths for a reason to do it anew."""
+        world = EffectLedger("world", repeats=["begun"])
+
+        async def careful_once() -> None:
+            begun = world.count("begun")
+            world.record("begun")
+            world.record("done", key="again" if begun == 2 else "once")
+
+        @workflow
+        async def twice(ctx: Context, _: None) -> None:
+            await ctx.step("work", careful_once)
+
+        await explore_crashes(twice, recovery_crashes="none")
+        error = await found(twice, recovery_crashes="all")
+        assert error.differences == ("world: done happened twice; without a crash, once",)
+        assert error.only.count("/") == 2
+
+    async def test_a_check_of_the_test_s_own(self) -> None:
+        def check(run: FinishedRun) -> None:
+            assert len(run.crashes) < 2, "it died twice"
+
+        error = await found(order, input=5, messages=[("packed", 1)], check=check)
+        assert error.differences[0].startswith("check: it died twice")
+        assert "+" in error.only
+
+
+class TestWhatCannotBeExplored:
+    async def test_a_workflow_that_is_not_the_same_twice(self) -> None:
+        calls: list[int] = []
+
+        async def count() -> int:
+            calls.append(1)
+            return len(calls)
+
+        @workflow
+        async def counting(ctx: Context, _: None) -> int:
+            return await ctx.step("count", count)
+
+        with pytest.raises(NotRepeatableError, match="before any crash") as caught:
+            await explore_crashes(counting)
+        assert any("step 'count'" in difference for difference in caught.value.differences)
+        assert "ctx.now()" in str(caught.value)
+        explored = await explore_crashes(counting, ignore=["count"], compare=["state", "history", "effects"])
+        assert explored.write_points > 3
+
+    async def test_a_workflow_that_waits_for_what_never_comes(self) -> None:
+        with pytest.raises(EndlessRunError, match=r"order-1.*messages=.*no crash@seed0") as caught:
+            await explore_crashes(order, 5)
+        assert caught.value.only == "no crash@seed0"
+
+    async def test_a_workflow_that_goes_on_for_ever(self) -> None:
+        async def again(ctx: Context, _: None) -> None:
+            await ctx.sleep("tick", 1)
+
+        @workflow
+        async def ticking(ctx: Context, _: None) -> None:
+            await ctx.loop("ticks", again)
+
+        with pytest.raises(EndlessRunError, match=r"made 200 writes.*cancel_at="):
+            await explore_crashes(ticking, writes_max=200)
+
+    async def test_a_workflow_that_fails_where_it_was_to_complete(self) -> None:
+        async def fail() -> None:
+            raise CriticalError("sold out")
+
+        @workflow
+        async def failing(ctx: Context, _: None) -> None:
+            await ctx.step("fail", fail)
+
+        with pytest.raises(UnexpectedEndingError, match=r"sold out.*ends_as='failed'") as caught:
+            await explore_crashes(failing)
+        assert caught.value.state is WorkflowState.FAILED
+        assert (await explore_crashes(failing, ends_as="failed")).write_points > 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ({"messages": ["go"]}, r"messages=\[\('paid', 1999\)\]"),
+            ({"messages": [Mail("go", at=-1)]}, "at="),
+            ({"seeds": 0}, "seeds=5"),
+            ({"seeds": ["a"]}, "seeds=5"),
+            ({"ends_as": "running"}, "ends_as='failed'"),
+            ({"only": "third"}, "only='3/after"),
+            ({"only": "3/during"}, "'before' or 'after'"),
+            ({"compare": ["times"]}, "compare="),
+            ({"ignore": "step"}, r"ignore=\['step'\]"),
+            ({"recovery_crashes": "some"}, "recovery_crashes='all'"),
+            ({"clock": None}, "leave clock= out"),
+            ({"workflow_id": ""}, "id"),
+            ({"timeout": -1}, "timeout"),
+        ],
+    )
+    async def test_bad_arguments_say_what_to_write(self, arguments: dict[str, Any], says: str) -> None:
+        with pytest.raises((InvalidArgumentError, ValueError), match=says):
+            await explore_crashes(order, 5, **arguments)
+
+
+class TestHowItIsCalled:
+    @settings(max_examples=3)
+    @given(cents=st.integers(1, 10_000), seed=st.integers(0, 2**32 - 1))
+    def test_in_plain_code_under_hypothesis(self, cents: int, seed: int) -> None:
+        explored = explore_crashes_now(order, cents, messages=[("packed", 1)], seeds=[seed])
+        assert explored.first.effects["bank"][0].content == cents
+
+    async def test_plain_code_in_trio_is_refused(self) -> None:
+        with pytest.raises(VirtualTimeError, match="await explore_crashes"):
+            explore_crashes_now(order, 5)
+
+    async def test_in_real_time_under_a_timeout_it_lets_go(self) -> None:
+        """Cancelled, it ends the run in progress; nothing goes on behind its caller's back."""
+        begun: list[float] = []
+
+        async def slow() -> None:
+            begun.append(trio.current_time())
+
+        @workflow
+        async def many(ctx: Context, _: None) -> None:
+            for number in range(400):
+                await ctx.step(f"step-{number}", slow)
+
+        with trio.move_on_after(0.3) as scope:
+            await explore_crashes(many)
+        assert scope.cancelled_caught
+        count = len(begun)
+        await trio.sleep(0.05)
+        assert len(begun) == count > 0
+
+    async def test_no_time_passes_in_virtual_time(self, autojump_clock: trio.testing.MockClock) -> None:
+        with trio.fail_after(5):
+            await explore_crashes(order, 5, messages=[("packed", 1)])
+        assert trio.current_time() == 0
+
+    async def test_each_seed_is_an_order_of_its_own(self) -> None:
+        """S39: what comes first is the schedule's to say; a run is compared with the one of its own schedule."""
+        firsts: set[str] = set()
+
+        @workflow
+        async def racing(ctx: Context, _: None) -> str:
+            async def branch(child: Context) -> str:
+                return await child.step("mark", mark)
+
+            async def mark() -> str:
+                return current_step().path[1]  # type: ignore[return-value]
+
+            raced = await ctx.race("first", {"left": branch, "right": branch})
+            return raced.winner
+
+        def check(run: FinishedRun) -> None:
+            if not run.crashes:
+                firsts.add(run.output)
+
+        explored = await explore_crashes(
+            racing, seeds=[1, 2, 3, 4], check=check, recovery_crashes="none", compare=["state"]
+        )
+        assert explored.seeds == (1, 2, 3, 4)
+        assert firsts == {"left", "right"}
+
+    async def test_options_of_the_supervisor_are_passed_on(self) -> None:
+        explored = await explore_crashes(order, 5, messages=[("packed", 1)], max_live=1, idle_timeout=0)
+        assert explored.first.output[0] == "pay-1"
+
+    async def test_every_write_of_every_recovery(self) -> None:
+        one = await explore_crashes(nothing_much, recovery_crashes="one")
+        every = await explore_crashes(nothing_much, recovery_crashes="all")
+        none = await explore_crashes(nothing_much, recovery_crashes="none")
+        assert none.runs == 2 + 2 * none.write_points
+        assert none.runs < one.runs <= 2 + 3 * one.write_points < every.runs
+
+    def test_errors_survive_pickling(self) -> None:
+        error = RecoveryDiffersError("text", only="3/after@seed0", differences=("a",), story="s")
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.only, again.differences, again.story) == ("text", "3/after@seed0", ("a",), "s")
+        assert isinstance(again, AssertionError)
+
+    async def test_an_exploration_says_how_much_it_was(self) -> None:
+        explored = await explore_crashes(nothing_much)
+        assert isinstance(explored, Exploration)
+        assert str(explored) == (
+            f"{explored.write_points} writes, {explored.runs} runs, {explored.crashes} crashes, one schedule: all end alike"
+        )
+
+
+@workflow
+async def nothing_much(ctx: Context, _: None) -> None:
+    await ctx.rollback_checkpoint("here")
