@@ -373,10 +373,14 @@ def _alone() -> Generator[None]:
 
 
 def _lone(error: BaseException) -> BaseException:
-    inner: Sequence[BaseException] = ()
-    if isinstance(error, BaseExceptionGroup):
-        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-    return _lone(inner[0]) if len(inner) == 1 else cast("BaseException", error)
+    inner = _inner(error)
+    return _lone(inner[0]) if len(inner) == 1 else error
+
+
+def _inner(error: BaseException) -> Sequence[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return ()
+    return cast("BaseExceptionGroup[BaseException]", error).exceptions
 
 
 async def _ending_of(handle: WorkflowHandle[Any]) -> Ending:
