@@ -1,6 +1,7 @@
 """Check an installed wheel of Perdure: run by .ci/run with the interpreter of a clean environment, outside the tree.
 
-1. Every module of the source tree is in the wheel, and imports with nothing but the runtime dependencies there.
+1. Every module of the source tree is in the wheel, and imports with nothing but the runtime dependencies there; but for those
+   of the kit for tests that are built on what its extra brings: they say so.
 2. Every one is loaded from that environment: an editable install or a stray PYTHONPATH would make the check vacuous.
 3. `perdure` stays a namespace: no `__init__.py`, and each portion is typed.
 
@@ -54,13 +55,28 @@ def check(tree: Path) -> str:
     require(not untyped, f"py.typed is missing in {untyped}")
 
     modules = sorted(module_name(file.parts) for file in files if file.suffix == ".py")
+    needing: list[str] = []
     for name in modules:
-        origin = importlib.import_module(name).__file__
+        try:
+            origin = importlib.import_module(name).__file__
+        except Exception as error:
+            require(needs_tool(name, error), f"{name} cannot be imported: {error!r}")
+            needing.append(name)
+            continue
         require(origin is not None and Path(origin).resolve().is_relative_to(site), f"{name} was loaded from {origin}")
     present = [tool for tool in TOOLS if importlib.util.find_spec(tool) is not None]
     require(not present, f"the environment is not clean: {present}")
     python = platform.python_version()
-    return f"perdure {distribution.version}: {len(modules)} modules of {len(packages)} packages, Python {python}"
+    count = f"{len(modules)} modules of {len(packages)} packages ({len(needing)} need an extra)"
+    return f"perdure {distribution.version}: {count}, Python {python}"
+
+
+def needs_tool(name: str, error: Exception) -> bool:
+    """Whether a module cannot be imported for want of what the extra `testing` brings, and says so."""
+    if not name.startswith("perdure.testing."):
+        return False
+    missing = isinstance(error, ModuleNotFoundError) and error.name in TOOLS
+    return missing or (type(error).__name__ == "MissingExtraError" and getattr(error, "extra", None) == "testing")
 
 
 def is_source(path: Path) -> bool:
