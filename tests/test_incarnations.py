@@ -76,7 +76,9 @@ def test_deaths_are_counted_and_written_down(run: Run, pytester: pytest.Pytester
     assert figures["killed_before_new_history"] >= 2, "before the first write and after the birth"
     assert set(figures["histogram"]) >= {"step", "sleep"}
     assert figures["histogram"]["step"]["again"] == 0
-    result.stdout.fnmatch_lines([f"{figures['incarnations']} processes killed after they had made new history*"])
+    result.stdout.fnmatch_lines(
+        [f"{figures['incarnations']} simulated processes killed after they had made new history*"]
+    )
 
 
 def test_the_deaths_of_all_workers_are_added_up_and_too_few_are_red(run: Run, pytester: pytest.Pytester) -> None:

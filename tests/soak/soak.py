@@ -3,6 +3,7 @@
     python tests/soak/soak.py                                  1,000 workflows, a new seed
     python tests/soak/soak.py --minutes 60                     rounds of them for an hour, each with a seed of its own
     python tests/soak/soak.py --seed 7 --workflows 150         a plan again: the kills come as near as timing allows
+    python tests/soak/soak.py --incarnations 1000000           and then a million simulated processes (soak_incarnations.py)
 
 1. The killer is another process, the signal is SIGKILL (now and then SIGTERM, and sometimes SIGKILL during the shutdown that
    follows), the store syncs, and what must have happened is known from the oracle (`soak_worker.py`), not from the store.
@@ -288,6 +289,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin another round until so much time has passed")
     parser.add_argument("--deaths", type=int, default=40, help="how many processes die in a round")
     parser.add_argument("--life", type=float, default=3.0, help="the longest life of a process, in seconds")
+    parser.add_argument("--incarnations", type=int, default=0, help="kill so many simulated processes afterwards")
     parser.add_argument("--max-live", type=int, default=50)
     parser.add_argument("--idle-timeout", type=float, default=0.05)
     given = parser.parse_args()
@@ -300,6 +302,10 @@ def main() -> None:
         seed += 1
         if time.monotonic() >= until:
             break
+    if is_right and given.incarnations:
+        from soak_incarnations import run  # which needs what the tests need
+
+        is_right = run(given.incarnations, seed)
     sys.exit(not is_right)
 
 

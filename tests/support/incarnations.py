@@ -20,7 +20,6 @@ import platform
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import pytest
@@ -31,7 +30,7 @@ from perdure.storage.schema import KIND_NAMES, decode_entry, decode_metadata
 if TYPE_CHECKING:
     from perdure.storage import Batch
 
-__all__ = ["COLUMNS", "Tally", "has_history", "kinds_in", "record", "record_write_points", "tally"]
+__all__ = ["COLUMNS", "Tally", "has_history", "kinds_in", "record", "record_write_points", "tally", "watch_kit"]
 
 Column: TypeAlias = Literal["before", "after", "again", "between"]
 """Just before a write, just after it, at a write of a later process of the same disk; or not at a write."""
@@ -71,6 +70,12 @@ class Tally:
         self.cells += other.cells
         self.files += other.files
 
+    def clear(self) -> None:
+        """Begin anew."""
+        self.counted = self.early = self.between = self.write_points = 0
+        self.cells.clear()
+        self.files.clear()
+
     def pack(self) -> list[Any]:
         """As plain values, which is what pytest-xdist and JSON can hold."""
         cells = [[*cell, count] for cell, count in self.cells.items()]
@@ -102,8 +107,9 @@ class Tally:
         width = max([len(kind) for kind in histogram] + [len("at a write of")])
         head = f"{'at a write of':{width}} " + "".join(f"{column:>9}" for column in COLUMNS[:3])
         ranked = sorted(histogram.items(), key=lambda item: -sum(item[1].values()))
+        where = f", at {self.write_points:,} enumerated writes among others" if self.write_points else ""
         return [
-            f"{self.counted:,} processes killed after they had made new history, at {self.write_points:,} enumerated writes",
+            f"{self.counted:,} simulated processes killed after they had made new history{where}",
             f"(not counted: {self.early:,} killed at a write before that, {self.between:,} killed between writes)",
             head,
             *(f"{kind:{width}} " + "".join(f"{row[column]:9,}" for column in COLUMNS[:3]) for kind, row in ranked),
@@ -181,7 +187,8 @@ def record_write_points(count: int) -> None:
 # The kit's processes report here as well; it does not know of us.
 
 
-def _watch_kit() -> None:
+def watch_kit() -> None:
+    """Be told of the deaths of the kit's processes, from now on; once in a process."""
     from perdure.testing.faults import WriteGate
 
     died = WriteGate.die
@@ -270,11 +277,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start a session of the plugin."""
-    _watch_kit()
+    watch_kit()
     config.pluginmanager.register(Incarnations(config), "incarnations session")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The figures in a file that a run has left."""
-    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return figures
