@@ -31,9 +31,19 @@ if TYPE_CHECKING:
     from perdure.testing.explore import Exploration, explore_crashes, explore_crashes_now
     from perdure.testing.faults import CrashPoint, Fault, FaultyDriver, WriteGate, WritePoint
     from perdure.testing.ledger import Effect, EffectFault, EffectLedger
+    from perdure.testing.machine import WorkflowMachine, process_rule
     from perdure.testing.scenario import Ending, FinishedRun, Mail
     from perdure.testing.scheduling import seeded_scheduling
     from perdure.testing.simulation import Incarnation, Simulation
+    from perdure.testing.strategies import (
+        ProcessPlan,
+        crash_plans,
+        fault_plans,
+        message_orders,
+        process_plans,
+        schedule_seeds,
+        workflow_inputs,
+    )
     from perdure.testing.virtual import run_virtual, virtual_supervisor
 
 __all__ = [
@@ -54,6 +64,7 @@ __all__ = [
     "Mail",
     "NotRepeatableError",
     "RecoveryDiffersError",
+    "ProcessPlan",
     "SimulatedClock",
     "SimulatedCrash",
     "SimulatedDisk",
@@ -61,13 +72,21 @@ __all__ = [
     "Simulation",
     "UnexpectedEndingError",
     "VirtualTimeError",
+    "WorkflowMachine",
     "WriteGate",
     "WritePoint",
     "explore_crashes",
     "explore_crashes_now",
+    "crash_plans",
+    "fault_plans",
+    "message_orders",
+    "process_plans",
+    "process_rule",
     "run_virtual",
+    "schedule_seeds",
     "seeded_scheduling",
     "virtual_supervisor",
+    "workflow_inputs",
 ]
 
 _HOMES: Final = {
@@ -88,8 +107,18 @@ _HOMES: Final = {
     "faults": ("CrashPoint", "Fault", "FaultyDriver", "WriteGate", "WritePoint"),
     "ledger": ("Effect", "EffectFault", "EffectLedger"),
     "scenario": ("Ending", "FinishedRun", "Mail"),
+    "machine": ("WorkflowMachine", "process_rule"),
     "scheduling": ("seeded_scheduling",),
     "simulation": ("Incarnation", "Simulation"),
+    "strategies": (
+        "ProcessPlan",
+        "crash_plans",
+        "fault_plans",
+        "message_orders",
+        "process_plans",
+        "schedule_seeds",
+        "workflow_inputs",
+    ),
     "virtual": ("run_virtual", "virtual_supervisor"),
 }
 """Which module each exported name is loaded from; the same as above, for the interpreter."""

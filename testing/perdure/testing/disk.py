@@ -18,11 +18,25 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
-from perdure.storage import CatalogRow, Driver, FileStore, MemoryStore, NamespaceNotFoundError, StorageError, Store
+import trio
+from trio.testing import MockClock
+
+from perdure.storage import (
+    CatalogRow,
+    CodedStore,
+    Driver,
+    FileStore,
+    MemoryStore,
+    NamespaceNotFoundError,
+    StorageError,
+    Store,
+    ValueCodec,
+    layout,
+)
 from perdure.storage.attributes import Scalar
 from perdure.testing.errors import SimulatedCrash
 from perdure.testing.faults import FaultyDriver, When, WriteGate, WriteKind, WritePoint
-from perdure.workflow import InvalidArgumentError
+from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, load_snapshot
 
 __all__ = ["SimulatedDisk", "SimulatedStore", "current_disk"]
 
@@ -116,6 +130,43 @@ class SimulatedDisk:
         if not self._is_in_use:
             raise InvalidArgumentError("no process uses this disk; crash one that does, inside its block")
         self.gate.die()
+
+    def snapshots(self, *, codec: ValueCodec | None = None) -> dict[str, WorkflowSnapshot]:
+        """What is durable of each workflow, by id, in order of creation. Nothing is written; not within Trio.
+
+        Args:
+            codec: What the processes gave to `open_supervisor(codec=)`.
+
+        Raises:
+            InvalidArgumentError: A process uses the disk.
+        """
+        if self._is_in_use:
+            raise InvalidArgumentError("a process uses this disk; look once it has ended, or ask its supervisor")
+        return trio.run(self._read_snapshots, codec, clock=MockClock(autojump_threshold=0))
+
+    async def _read_snapshots(self, codec: ValueCodec | None) -> dict[str, WorkflowSnapshot]:
+        inner: Store = self._memory if self.path is None else FileStore(self.path, commit_in="inline")
+        store: Store = inner if codec is None else CodedStore(inner, codec)
+        found: dict[str, WorkflowSnapshot] = {}
+        await store.acquire()
+        try:
+            row: CatalogRow | None = None
+            while rows := await store.list_rows(after=None if row is None else (row.created_at_ms, row.workflow_id)):
+                for row in rows:
+                    try:
+                        driver = await store.open_driver(row.workflow_id)
+                    except NamespaceNotFoundError:
+                        continue  # the process died right after it had put the row there, which comes first
+                    try:
+                        if await driver.get(layout.INPUT_KEY) is not None:  # else it died before the workflow was there
+                            found[row.workflow_id] = await load_snapshot(driver)
+                    finally:
+                        await driver.aclose()
+        finally:
+            await store.aclose()
+            if self.path is None:
+                self._memory = self._memory.restart()
+        return found
 
     def _died(self) -> None:
         self._is_in_use = False

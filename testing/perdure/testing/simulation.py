@@ -96,3 +96,31 @@ class Simulation:
         value = run_virtual(live, seed=seed)
         gate = self.disk.gate
         return Incarnation(gate.life, value, gate.is_dead, gate.writes)
+
+    def run_to_end(
+        self,
+        process: Callable[[Supervisor], Awaitable[T]],
+        *,
+        crashes: Sequence[CrashPoint] = (),
+        seed: int = 0,
+    ) -> Sequence[Incarnation[T]]:
+        """The same process again and again, dying each time where it is told to, and at last not at all.
+
+        Args:
+            process: What each does.
+            crashes: Where they die, in order; for Hypothesis, `crash_plans()`.
+            seed: Of the scheduler; each process has another one, made of it.
+
+        Returns:
+            What became of each, in order; the last one's `value` is what it came to. A process that makes fewer writes than
+            it was to die after is the last.
+
+        Raises:
+            Exception: What `process` or the supervisor raised, unless the process died first.
+        """
+        lived: list[Incarnation[T]] = []
+        for number, crash_at in enumerate([*crashes, None]):
+            lived.append(self.run(process, crash_at=crash_at, seed=seed + number))
+            if not lived[-1].has_crashed:
+                break
+        return lived
