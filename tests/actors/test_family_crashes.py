@@ -15,6 +15,7 @@ import pytest
 import trio
 from disks import Disk, When, scheduled
 from harness import DriverKind
+from incarnations import record_write_points
 from trio.testing import MockClock
 
 from perdure.actors import Supervisor
@@ -134,6 +135,7 @@ async def explore(
             assert len(effects) <= len(once) + deaths * 3, (write, when)
     # Files are opened in threads, so which changes share a batch, and how many there are, is not the same each time.
     assert explored >= 2 * counted - 6
+    record_write_points(counted)
     return explored
 
 

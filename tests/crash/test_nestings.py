@@ -23,6 +23,7 @@ import pytest
 import trio
 from disks import Disk, When, scheduled
 from harness import DriverKind, Namespace
+from incarnations import record_write_points
 from nestings import CONTAINERS, HOSTED_ROWS, ROWS, SHORT_S, Container, Row, nested
 from restarts import Stage, play
 from trio.testing import MockClock
@@ -224,3 +225,4 @@ async def test_a_primitive_that_needs_a_supervisor_survives_a_death_at_every_wri
         assert await family.outcome() == expected, (write, when)
         explored += 1
     assert explored == 2 * counted, "explored equals counted"
+    record_write_points(counted)

@@ -189,9 +189,10 @@ def record_write_points(count: int) -> None:
 
 def watch_kit() -> None:
     """Be told of the deaths of the kit's processes, from now on; once in a process."""
+    from perdure.testing.explorer import Exploration, Explorer
     from perdure.testing.faults import WriteGate
 
-    died = WriteGate.die
+    died, explored = WriteGate.die, Explorer.explore
 
     def die(self: WriteGate) -> None:
         if not self.is_dead:
@@ -207,7 +208,14 @@ def watch_kit() -> None:
             )
         died(self)
 
+    def explore(self: Explorer) -> Exploration:
+        exploration = explored(self)
+        if self.asked.only is None:
+            record_write_points(exploration.write_points)
+        return exploration
+
     WriteGate.die = die  # type: ignore[method-assign]
+    Explorer.explore = explore  # type: ignore[method-assign]
 
 
 # The plugin.
