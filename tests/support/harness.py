@@ -554,12 +554,14 @@ class Crash:
     """Where a process is to die: at its n-th write (from 0), before or after it is durable.
 
     Attributes:
-        again: Where the one that recovers is to die: at the first write that it makes; `None` if it lives.
+        again: Where the one that recovers is to die: before or after a write of its own; `None` if it lives.
+        again_write: Which of its writes that is: the first unless all have their turn.
     """
 
     write: int
     when: Literal["before", "after"]
     again: Literal["before", "after"] | None = None
+    again_write: int = 0
 
 
 @dataclass
@@ -576,6 +578,7 @@ async def crashes(
     check: Callable[[Any, Namespace, Crash | None], Awaitable[None]],
     *,
     is_twice: bool = False,
+    is_twice_everywhere: bool = False,
     seed: int = 1,
 ) -> Exploration:
     """Run a scenario without a crash, then with one before and after each of its writes, and check each end.
@@ -589,6 +592,7 @@ async def crashes(
         check: Looks at what the scenario returned and at the namespace; raises if it is not right.
         is_twice: Explore each crash once more with another one, at the first write of the recovery from it: after that
             write where the first crash was before its own, and the other way round.
+        is_twice_everywhere: Then explore each crash also with another one after each write of the recovery, to its end.
         seed: Of the scheduler.
     """
     namespace = make_namespace()
@@ -603,24 +607,44 @@ async def crashes(
         if is_twice:
             crash_points += [Crash(write, "before", "after"), Crash(write, "after", "before")]
         for crash in crash_points:
-            namespace = make_namespace()
-            await namespace.die_at(crash.write, crash.when)
-            with scheduled(seed):
-                await _run_to_death(scenario, namespace)
-            await namespace.close()
-            assert namespace.has_crashed, f"{crash} was never reached"
-            if crash.again is not None:
-                await namespace.die_at(0, crash.again)
-                await _run_to_death(scenario, namespace)  # or to the end, where nothing is left to write
-                namespace.spare()
-            await namespace.restart()
-            outcome = await scenario(namespace)
-            await check(outcome, namespace, crash)
-            await namespace.close()
+            await _explore(scenario, make_namespace, check, crash, seed)
             explored.append(crash)
     assert len(explored) == (4 if is_twice else 2) * counted, "explored equals counted"
+    for crash in list(explored) if is_twice_everywhere else ():
+        if crash.again is None:
+            for again_write in count():
+                twice = Crash(crash.write, crash.when, "after", again_write)
+                if not await _explore(scenario, make_namespace, check, twice, seed):
+                    break  # the recovery makes fewer writes
+                explored.append(twice)
     incarnations.record_write_points(counted)
     return Exploration(counted, explored)
+
+
+async def _explore(
+    scenario: Callable[[Namespace], Awaitable[Any]],
+    make_namespace: Callable[[], Namespace],
+    check: Callable[[Any, Namespace, Crash | None], Awaitable[None]],
+    crash: Crash,
+    seed: int,
+) -> bool:
+    """Run a scenario with a crash, and check its end; whether a second crash, if it has one, was reached."""
+    namespace = make_namespace()
+    await namespace.die_at(crash.write, crash.when)
+    with scheduled(seed):
+        await _run_to_death(scenario, namespace)
+    await namespace.close()
+    assert namespace.has_crashed, f"{crash} was never reached"
+    if crash.again is not None:
+        await namespace.die_at(crash.again_write, crash.again)
+        await _run_to_death(scenario, namespace)  # or to the end, where nothing is left to write
+        namespace.spare()
+    await namespace.restart()
+    was_reached = namespace.has_crashed
+    outcome = await scenario(namespace)
+    await check(outcome, namespace, crash)
+    await namespace.close()
+    return was_reached
 
 
 async def _run_to_death(scenario: Callable[[Namespace], Awaitable[Any]], namespace: Namespace) -> None:

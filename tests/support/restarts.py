@@ -423,6 +423,7 @@ async def play(
     check: Callable[[Stage, dict[str, Any]], None] | None = None,
     options: Options = lambda stage: {},
     begins_ms: int = 1_700_000_000_000,
+    is_twice_everywhere: bool = False,
 ) -> Exploration:
     """Play to the end without a death, then with one at every write, and then with two; the ends have to be the same.
 
@@ -438,6 +439,7 @@ async def play(
         check: Looks at the end of each play, and at what is stored.
         options: What each process is given besides.
         begins_ms: The wall clock's time as the curtain rises.
+        is_twice_everywhere: Whether the second death has its turn at every write of the recovery, and not at the first only.
     """
     stages: dict[Namespace, Stage] = {}
     reference: list[tuple[Stage, dict[str, Any]]] = []
@@ -472,7 +474,9 @@ async def play(
         if picture["state"].is_terminal:
             await _start_again(stage, namespace)
 
-    exploration = await crashes(scenario, make_namespace, checked, is_twice=True)
+    exploration = await crashes(
+        scenario, make_namespace, checked, is_twice=True, is_twice_everywhere=is_twice_everywhere
+    )
     for fault in faults:
         explored = 0
         while await _play_with_fault(make_namespace(), fault, explored, scenario, checked):
