@@ -8,7 +8,7 @@ export PYTHON
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kill9 soak mutants reference lint types scenarios bench env clean distclean
+.PHONY: help demo test kill9 soak mutants figures reference lint types scenarios bench env clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ soak: ## The same with 1,000 workflows, then 50,000 simulated processes (ARGS="-
 mutants: ## Plant known bugs one at a time, and see which test catches each (ARGS="NAME ...", ARGS=--list)
 	@tools/setup.sh .venv test $(PYTHON)
 	$(python) tests/mutants/mutants.py $(ARGS)
+
+figures: ## Put what `make test` and `make mutants` have counted into docs/explanation/how-we-test.md
+	@tools/setup.sh .venv run $(PYTHON)
+	$(python) tools/figures.py $(ARGS)
 
 reference: ## Run this engine and the reference engine by turns on the same bytes (needs node and npm)
 	@tools/setup.sh .venv test $(PYTHON)

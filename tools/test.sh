@@ -56,7 +56,7 @@ else
 fi
 
 if [ $# -eq 0 ]; then
-    budget="--incarnations=10000 --incarnations-file=build/incarnations.json"
+    budget="--incarnations=10000 --incarnations-file=build/incarnations.json --figures-file=build/figures.json"
 else
     budget=""
 fi

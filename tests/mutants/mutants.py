@@ -1,9 +1,9 @@
 """`make mutants`: plants known bugs one at a time, runs the ordinary suite, and says which test caught each.
 
 1. The suite is the one that `make test` runs, unchanged: no test is written for a mutant, and none is told of it.
-2. All mutants are looked for in the same way: in the tests that are named after the changed module, then in the rooms of its
-   layer, then in the whole suite, each time up to the first test that fails. So what one part of the suite does not see
-   another may, and a mutant survives only if nothing does.
+2. All mutants are looked for in the same way: in the tests that are named after the changed module, then in those that cite a
+   scenario which it breaks, then in the rest of the suite, up to the first test that fails. So what one part of the suite does
+   not see another may, and a mutant survives only if nothing does.
 3. The same tests pass without a mutant, run by the same means: the whole suite at the end of a complete run (`--control`), of
    a partial one the tests that caught something.
 4. A mutant that cannot be planted is an error before anything runs. One under which a test file cannot even be imported
@@ -12,7 +12,7 @@
 
 The results go to build/mutants.json, in which those of other mutants stay.
 
-Usage: python tests/mutants/mutants.py [--list] [--control] [--workers N] [NAME ...]
+Usage: python tests/mutants/mutants.py [--list] [--control] [--place PLACE] [--jobs N] [NAME ...]
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -41,7 +43,7 @@ __all__ = ["MUTANTS", "Result", "main", "places", "verdict"]
 MUTANTS: Final = (*ENGINE_MUTANTS, *PRIMITIVE_MUTANTS, *HOST_MUTANTS, *STORAGE_MUTANTS)
 """All of them; their names are unique."""
 
-HANG_S: Final = 60
+HANG_S: Final = 240
 """After how many seconds a test that does not end is ended, and counts as one that failed."""
 
 PLACE_S: Final = 3600
@@ -50,12 +52,14 @@ PLACE_S: Final = 3600
 RESULTS: Final = ROOT / "build" / "mutants.json"
 _PLANTED: Final = ROOT / "tests" / "mutants" / "planted"
 
-_ROOMS: Final = {
-    "workflow": ("tests/workflow", "tests/conformance", "tests/crash", "tests/actors"),
-    "actors": ("tests/actors",),
-    "storage": ("tests/storage", "tests/conformance", "tests/crash"),
-}
-"""Where a layer's tests are."""
+PLACES: Final = ("namesakes", "scenarios", "rest")
+"""Where mutants are looked for, in this order."""
+
+_ELSEWHERE: Final = {"reference", "mutants"}
+"""Folders of tests that are no part of the suite that is run: those need node, and these test this machinery itself."""
+
+_ROOMS: Final = ("workflow", "conformance", "crash", "actors", "storage")
+"""In which order other rooms than that of the changed layer are looked at; what is not named here is slow, and comes last."""
 
 Status = Literal["caught", "survived", "unusable"]
 
@@ -71,7 +75,7 @@ class Result:
         status: Whether a test caught it; `unusable` if tests could not be imported.
         caught_by: The first test that failed, as pytest names it, or `""`.
         error: How it failed.
-        place: Where the test was found: `namesakes`, `layer` or `suite`.
+        place: Where the test was found: `namesakes`, `scenarios` or `rest`.
         seconds: How long the search took.
     """
 
@@ -86,15 +90,28 @@ class Result:
 
 
 def places(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
-    """Where the mutant is looked for, one after the other: a name, and what pytest is given; nothing for all."""
+    """Where the mutant is looked for, one after the other: a name, and what pytest is given."""
     stems = [module.rpartition(".")[2] for module in mutant.modules]
-    files = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "reference" not in path.parts)
+    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _room(path) not in _ELSEWHERE]
     namesakes = [path for path in files if any(_is_namesake(path.stem, stem) for stem in stems)]
-    if namesakes:
-        yield "namesakes", [str(path.relative_to(ROOT)) for path in namesakes]
+    scenarios = mutant.breaks.split()
+    cited = {path: _first_cited(path, scenarios) for path in files if path not in namesakes}
     layer = mutant.modules[0].split(".")[1]
-    yield "layer", [room for room in _ROOMS[layer] if (ROOT / room).is_dir()]
-    yield "suite", []
+
+    def order(path: Path) -> tuple[int, int, Path]:
+        rooms = (layer, *_ROOMS)
+        room = _room(path)
+        return rooms.index(room) if room in rooms else len(rooms), cited[path], path
+
+    citing = sorted((path for path in cited if cited[path] < len(scenarios)), key=order)
+    for name, found in zip(PLACES, (namesakes, citing), strict=False):
+        if found:
+            yield name, [str(path.relative_to(ROOT)) for path in found]
+    yield PLACES[-1], [f"--ignore={path.relative_to(ROOT)}" for path in (*namesakes, *citing)]
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT / "tests").parts[0]
 
 
 def _is_namesake(test: str, module: str) -> bool:
@@ -103,7 +120,13 @@ def _is_namesake(test: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}_") or module.startswith(f"{name}_")
 
 
-def run_pytest(arguments: Sequence[str], mutant: Mutant | None, workers: int) -> list[dict[str, str]]:
+def _first_cited(path: Path, scenarios: Sequence[str]) -> int:
+    """The first of these scenarios that a test file cites, by its index; their number if it cites none."""
+    found = {*re.findall(r"\bS\d+\b", path.read_text(encoding="utf-8"))}
+    return next((index for index, scenario in enumerate(scenarios) if scenario in found), len(scenarios))
+
+
+def run_pytest(arguments: Sequence[str], mutant: Mutant | None, workers: int = 1) -> list[dict[str, str]]:
     """Run tests up to the first failure, with a mutant planted in every process, or none; what `mutant_report` wrote.
 
     Raises:
@@ -156,18 +179,31 @@ def verdict(lines: Sequence[dict[str, str]]) -> tuple[Status, str, str]:
     return "survived", "", ""
 
 
-def look_for(mutant: Mutant, workers: int) -> Result:
-    """Plant a mutant and look for a test that fails."""
+def look_for(mutant: Mutant, place: str, arguments: Sequence[str]) -> Result:
+    """Plant a mutant and look for a test that fails, in one place."""
     began = time.monotonic()
-    status: Status = "survived"
-    caught_by = error = where = ""
-    for place, arguments in places(mutant):
-        where = place
-        status, caught_by, error = verdict(run_pytest(arguments, mutant, workers))
-        if status != "survived":
-            break
+    status, caught_by, error = verdict(run_pytest(arguments, mutant))
     seconds = round(time.monotonic() - began, 1)
-    return Result(mutant.name, mutant.bug, mutant.breaks, status, caught_by, error, where, seconds)
+    return Result(mutant.name, mutant.bug, mutant.breaks, status, caught_by, error, place, seconds)
+
+
+def look_for_all(mutants: Sequence[Mutant], jobs: int, only: str | None = None) -> Iterator[Result]:
+    """Look for each in one place after the other; the quick places of all come first. The last result of each counts."""
+    spent = {mutant.name: 0.0 for mutant in mutants}
+    for place in PLACES if only is None else (only,):
+        searched = [(mutant, dict(places(mutant))) for mutant in mutants if mutant.name in spent]
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            searches = [
+                pool.submit(look_for, mutant, place, found[place]) for mutant, found in searched if place in found
+            ]
+            for search in as_completed(searches):
+                result = search.result()
+                seconds = round(spent[result.name] + result.seconds, 1)
+                yield replace(result, seconds=seconds)
+                if result.status == "survived":
+                    spent[result.name] = seconds
+                else:
+                    del spent[result.name]
 
 
 def run_control(arguments: Sequence[str], workers: int) -> dict[str, Any]:
@@ -217,7 +253,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="some of the mutants; all unless given")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     parser.add_argument("--control", action="store_true", help="run the whole suite without a mutant, too")
-    parser.add_argument("--workers", type=int, default=2, help="how many processes share the tests")
+    parser.add_argument("--place", choices=PLACES, help="look in this place only")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="how many mutants are looked for side by side; 2 unless given"
+    )
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - {mutant.name for mutant in MUTANTS})
     if unknown:
@@ -239,17 +278,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{mutant.name:38} {mutant.bug} ({mutant.breaks})")
         return 0
     began = time.monotonic()
-    results: list[Result] = []
-    for number, mutant in enumerate(chosen, 1):
-        result = look_for(mutant, given.workers)
-        results.append(result)
+    found: dict[str, Result] = {}
+    for result in look_for_all(chosen, given.jobs, given.place):
+        found[result.name] = result
         store([result], None)
-        shown = f"{number:3}/{len(chosen)} {result.status:9} {mutant.name:38} {result.seconds:6.1f} s"
-        print(f"{shown}  {result.caught_by}\n{'':18}{result.error}".rstrip(), flush=True)
+        shown = f"{result.status:9} {result.name:38} {result.place:9} {result.seconds:6.1f} s  {result.caught_by}"
+        print(f"{shown}\n{'':10}{result.error}".rstrip(), flush=True)
+    results = list(found.values())
     catchers = list(dict.fromkeys(result.caught_by for result in results if result.status == "caught"))
     control: dict[str, Any] | None = None
     if given.control or not given.names or catchers:
-        control = run_control([] if given.control or not given.names else catchers, given.workers)
+        control = run_control([] if given.control or not given.names else catchers, given.jobs)
     store(results, control)
     missed = [result.name for result in results if result.status != "caught"]
     print(f"\n{len(results) - len(missed)} of {len(results)} caught, in {time.monotonic() - began:.0f} s")

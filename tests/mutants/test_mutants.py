@@ -90,12 +90,27 @@ def test_a_mutant_that_does_not_fit_makes_the_import_fail() -> None:
     assert "the mutant does not apply" in done.stderr
 
 
-def test_every_mutant_is_looked_for_in_the_whole_suite_last() -> None:
+def test_every_mutant_is_looked_for_in_the_whole_suite() -> None:
+    tests = ROOT / "tests"
+    suite = {path for path in tests.rglob("test_*.py") if not path.is_relative_to(tests / "mutants")}
+    assert {path.name for path in suite} >= {
+        "test_race.py",
+        "test_file_store.py",
+        "test_supervisor.py",
+        "test_readme.py",
+    }
     for mutant in MUTANTS:
         found = dict(places(mutant))
-        assert list(found)[-2:] == ["layer", "suite"]
-        assert found["suite"] == []
-        assert all((ROOT / path).exists() for path in found["layer"])
+        tried = [ROOT / path for name in ("namesakes", "scenarios") for path in found.get(name, ())]
+        assert tried
+        assert len(set(tried)) == len(tried)
+        assert suite.issuperset(tried)
+        assert found["rest"] == [f"--ignore={path.relative_to(ROOT)}" for path in tried]
+
+
+def test_the_tests_named_after_a_changed_module_come_first() -> None:
+    race = next(mutant for mutant in MUTANTS if mutant.modules == ("perdure.workflow.race",))
+    assert next(places(race)) == ("namesakes", ["tests/workflow/test_race.py"])
 
 
 def test_a_report_is_read_for_the_first_failure_and_for_what_did_not_end() -> None:

@@ -1,0 +1,120 @@
+"""The figures of docs/explanation/how-we-test.md are those of a command, in its form, and name what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import figures as counting
+import pytest
+from mutants import MUTANTS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures_tool", ROOT / "tools" / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool: Any = _tool()
+
+
+def sample(**changes: Any) -> dict[str, Any]:
+    control = {"passed": 6000, "failed": "", "whole_suite": True, "seconds": 1.0}
+    caught = {
+        "status": "caught",
+        "caught_by": "tests/workflow/test_race.py::test_a_b[memory]",
+        "error": "",
+        "seconds": 1.0,
+    }
+    mutants = [{"name": each.name, "bug": each.bug, "breaks": each.breaks, **caught} for each in MUTANTS]
+    return {
+        "incarnations": {
+            "python": "3.11.7",
+            "incarnations": 12345,
+            "killed_before_new_history": 1,
+            "killed_between_writes": 2,
+            "write_points": 678,
+            "histogram": {
+                "step": {"before": 1, "after": 2, "again": 3},
+                "join|race": {"before": 9, "after": 9, "again": 9},
+            },
+        },
+        "explored": {"figures": dict.fromkeys(counting.FIGURES, 7)},
+        "mutants": {"control": control, "mutants": mutants} | changes,
+    }
+
+
+def test_figures_replace_those_that_were_there_and_nothing_else() -> None:
+    page = f"before\n{tool.BEGIN}\nof a former run\n{tool.END}\nafter\n"
+    once = tool.replaced(page, tool.render(sample()))
+    assert once.startswith(f"before\n{tool.BEGIN}\n")
+    assert once.endswith(f"{tool.END}\nafter\n")
+    assert "of a former run" not in once
+    assert tool.replaced(once, tool.render(sample())) == once
+    with pytest.raises(tool.MissingFiguresError, match="has no marks"):
+        tool.replaced("a page", "")
+
+
+def test_a_figure_shows_as_it_was_counted() -> None:
+    text = tool.render(sample())
+    assert "| simulated processes killed at a write, after they had made new history | 12,345 |" in text
+    assert "| step | 1 | 2 | 3 |" in text
+    assert "| join\\|race | 9 | 9 | 9 |" in text
+    assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants were caught; without one, 6,000 tests passed." in text
+
+
+def test_figures_that_are_missing_or_of_a_part_name_the_command(tmp_path: Path) -> None:
+    with pytest.raises(tool.MissingFiguresError, match=r"build/incarnations\.json is not there; run `make test`"):
+        tool.read(tmp_path)
+    part = sample(control=None)
+    for kind, (name, _) in tool.SOURCES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(part[kind]), encoding="utf-8")
+    with pytest.raises(tool.MissingFiguresError, match="of a part"):
+        tool.read(tmp_path)
+
+
+def test_what_tests_explored_is_counted_over_all_processes(tmp_path: Path) -> None:
+    """S39: a schedule counts once, however many choices it takes, and only where there was one."""
+    (tmp_path / "test_some.py").write_text(
+        "import figures, pytest, trio\n"
+        "from perdure.testing import seeded_scheduling\n"
+        "async def tasks():\n"
+        "    async with trio.open_nursery() as nursery:\n"
+        "        for _ in range(3):\n"
+        "            nursery.start_soon(trio.sleep, 0)\n"
+        "@pytest.mark.parametrize('number', range(4))\n"
+        "def test_one(number):\n"
+        "    figures.count('power cuts', number)\n"
+        "    with seeded_scheduling(number):\n"
+        "        trio.run(tasks)\n"
+        "    with seeded_scheduling(number):\n"
+        "        pass\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests' / 'support'}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-p", "figures"]
+    done = subprocess.run(
+        [*command, "--figures-file=out/figures.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out" / "figures.json").read_text(encoding="utf-8"))["figures"]
+    assert list(found) == list(counting.FIGURES)
+    assert (found["schedules"], found["power cuts"], found["fuzzed inputs"]) == (4, 6, 0)
+    assert found["choices of the scheduler"] >= 4
