@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from perdure.storage import sqlite, sqlite_image
+from perdure.storage import crew, sqlite, sqlite_file, sqlite_image
 from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch
 from perdure.storage.errors import (
     BatchRefusedError,
@@ -381,6 +382,7 @@ class Spy:
     def __init__(self, path: str) -> None:
         self.connection = connect_file(path)
         self.threads: list[int] = []
+        self.commits_in: list[int] = []
         self.hold: threading.Event | None = None
         self.holding = threading.Event()
 
@@ -390,6 +392,8 @@ class Spy:
 
     def execute(self, sql: str, parameters=(), /):
         self.threads.append(threading.get_ident())
+        if sql == "COMMIT":
+            self.commits_in.append(threading.get_ident())
         if self.hold is not None and sql == "COMMIT":
             self.holding.set()
             self.hold.wait()
@@ -455,22 +459,119 @@ async def test_work_runs_where_it_was_told_to(path, quick_disk, options, in_plac
 
 
 async def test_auto_commits_in_a_thread_while_somebody_would_wait(path, quick_disk):
+    """What syncs the disk does: the statements before COMMIT take some microseconds."""
     waiting = True
     driver, spy = await spied(path, others_waiting=lambda: waiting)
     await driver.batch(Batch(puts=[(b"key", b"1")]))
-    assert threading.get_ident() not in spy.threads
+    assert len(spy.commits_in) == 1
+    assert threading.get_ident() not in spy.commits_in
     waiting = False
     assert await use(driver, spy)
     await driver.aclose()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(puts=[(bytes([number]), b"") for number in range(100)]),
+        Batch(puts=[(b"key", bytes(100_000))]),
+        Batch(delete_prefixes=[b"k"]),
+        Batch(delete_ranges=[(b"a", b"k")]),
+    ],
+    ids=["rows", "bytes", "prefix", "range"],
+)
+async def test_a_batch_whose_statements_may_take_long_is_in_a_thread_as_a_whole(path, batch):
+    driver, spy = await spied(path, others_waiting=lambda: True)
+    await driver.batch(batch)
+    assert len(spy.commits_in) == 1
+    assert threading.get_ident() not in spy.threads
+    await driver.aclose()
+
+
+async def test_a_new_file_is_made_in_a_thread_and_then_opened_in_place(path):
+    """Making it syncs the disk; what opening reads was just written."""
+    made_in: list[int] = []
+    create = sqlite_file.create_file
+
+    def make(*names: str) -> bool:
+        made_in.append(threading.get_ident())
+        return create(*names)
+
+    opened_in: list[int] = []
+
+    def connect(name: str) -> sqlite3.Connection:
+        opened_in.append(threading.get_ident())
+        return connect_file(name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sqlite_file, "create_file", make)
+        for _ in range(2):
+            driver = await SqliteDriver.open(path, create=True, connect=connect)
+            await driver.aclose()
+    here = threading.get_ident()
+    assert len(made_in) == 1
+    assert here not in made_in
+    assert [each == here for each in opened_in] == [True, False]
+
+
+async def test_a_file_that_somebody_else_made_meanwhile_is_looked_at_as_any_other(path, monkeypatch):
+    """Only of a file that was made here it is known what is in it."""
+    create = sqlite_file.create_file
+
+    def be_late(*names: str) -> bool:
+        sqlite3.connect(path).execute("CREATE TABLE t (x)").connection.close()
+        return create(*names)
+
+    monkeypatch.setattr(sqlite_file, "create_file", be_late)
+    with pytest.raises(StorageError, match="another program"):
+        await SqliteDriver.open(path, create=True)
+
+
+async def test_killed_before_commit_nothing_of_a_batch_is_there(path, tmp_path):
+    """While a thread is about to commit, the batch's statements are done: they are nothing to whoever opens the file next."""
+    driver, spy = await spied(path, others_waiting=lambda: True)
+    await driver.set(b"key", b"old")
+    spy.hold = threading.Event()
+    left = tmp_path / "left"
+    left.mkdir()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(driver.batch, Batch(puts=[(b"key", b"new"), (b"more", b"")]))
+        await trio.to_thread.run_sync(spy.holding.wait)
+        for file in path.parent.glob(path.name + "*"):
+            shutil.copy(file, left)
+        spy.hold.set()
+    assert await driver.list(b"") == [(b"key", b"new"), (b"more", b"")]
+    await driver.aclose()
+    async with opened(left / path.name, create=False) as found:
+        assert await found.list(b"") == [(b"key", b"old")]
+
+
+async def test_without_a_thread_to_commit_in_the_driver_is_given_up_and_nothing_is_written(path, monkeypatch):
+    """The transaction was begun: no later batch may become part of it."""
+    driver, _ = await spied(path, others_waiting=lambda: True)
+
+    async def no_thread(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(crew.Crew, "run", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await driver.set(b"first", b"1")
+    with pytest.raises(DriverClosedError):
+        await driver.set(b"second", b"2")
+    await driver.aclose()
+    async with opened(path, create=False) as found:
+        assert await found.list(b"") == []
 
 
 async def test_auto_leaves_trios_thread_once_commits_are_slow_and_returns(path, slow_disk, monkeypatch):
     driver, spy = await spied(path, others_waiting=lambda: False)
     for _ in range(3):
         await driver.set(b"key", b"1")
-    spy.threads.clear()
+    spy.commits_in.clear()
     await driver.set(b"key", b"2")
-    assert threading.get_ident() not in spy.threads
+    assert len(spy.commits_in) == 1
+    assert threading.get_ident() not in spy.commits_in
     monkeypatch.setattr(sqlite, "perf_counter", lambda: 0.0)
     for _ in range(20):
         await driver.set(b"key", b"3")
@@ -485,6 +586,7 @@ async def test_inline_never_takes_a_thread(path, tmp_path, monkeypatch):
         raise AssertionError("a thread was asked for")
 
     monkeypatch.setattr(trio.to_thread, "run_sync", no_threads)
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", no_threads)
     async with opened(path, others_waiting=lambda: True) as driver:
         await driver.batch(Batch(puts=[(b"key", b"1")], alarm=AlarmChange("w", 1)))
         await driver.backup(tmp_path / "copy.sqlite")
@@ -725,7 +827,7 @@ async def test_an_opener_that_finds_the_file_made_meanwhile_is_refused_as_the_se
 
     monkeypatch.setattr(sqlite_image.os.path, "isdir", make_meanwhile)
     with pytest.raises(StoreBusyError):
-        await SqliteDriver.open(path, create=True)
+        await SqliteDriver.open(path, create=True, commit_in="thread")
     (driver,) = first
     await driver.aclose()
 

@@ -616,7 +616,7 @@ async def test_a_directory_that_cannot_be_written_to_is_an_error_that_names_the_
     ("statement", "answer"),
     [
         ("PRAGMA locking_mode=EXCLUSIVE", "normal"),
-        ("PRAGMA journal_mode", "delete"),
+        ("PRAGMA journal_mode=WAL", "delete"),
         ("PRAGMA synchronous", 1),
     ],
 )

@@ -7,6 +7,9 @@
    slow pieces of work, and one that became quick again too, because the work in threads is measured as well.
 3. One long stall counts for no more than `_STALL_S`, so that it is forgotten after a few quick ones.
 
+Rejected: to believe for a while that tasks wait, as asking costs some ten microseconds. Of two that take turns, a sender and
+its workflow, one waits at every moment that counts: messages sent one at a time took twice the CPU.
+
 Rejected: a fixed choice by durability. It is right for neither a laptop's disk (5 ms per sync) nor a server's (0.1 ms).
 """
 

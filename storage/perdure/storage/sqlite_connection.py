@@ -162,14 +162,18 @@ def configure(connection: Connection, *, durability: Durability, path: str) -> N
         StorageError: SQLite did not take a setting.
         Exception: Whatever the connection raises.
     """
-    _require(connection, "journal_mode=WAL", "journal_mode", "wal", path)
+    _require(connection, "journal_mode=WAL", "wal", path)
     if sys.platform == "darwin":
         # There, a plain fsync leaves the data in the drive's own cache.
-        _require(connection, "fullfsync=1", "fullfsync", 1, path)
-        _require(connection, "checkpoint_fullfsync=1", "checkpoint_fullfsync", 1, path)
-    level = "FULL" if durability == "full" else "NORMAL"
-    _require(connection, f"synchronous={level}", "synchronous", 2 if durability == "full" else 1, path)
-    _require(connection, f"wal_autocheckpoint={WAL_PAGES_MAX}", "wal_autocheckpoint", WAL_PAGES_MAX, path)
+        _require(connection, "fullfsync=1", 1, path)
+        _require(connection, "checkpoint_fullfsync=1", 1, path)
+    _require(
+        connection,
+        "synchronous=FULL" if durability == "full" else "synchronous=NORMAL",
+        2 if durability == "full" else 1,
+        path,
+    )
+    _require(connection, f"wal_autocheckpoint={WAL_PAGES_MAX}", WAL_PAGES_MAX, path)
     # A single large batch can grow the log past its bound; it is cut back when it starts over.
     connection.execute(f"PRAGMA journal_size_limit={WAL_PAGES_MAX * PAGE_BYTES}").fetchall()
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}").fetchall()
@@ -183,9 +187,10 @@ def skip_checkpoint_on_close(connection: Connection) -> None:
         set_config(option, True)
 
 
-def _require(connection: Connection, assignment: str, name: str, wanted: object, path: str) -> None:
-    connection.execute(f"PRAGMA {assignment}").fetchall()
-    found = read_setting(connection, name)
+def _require(connection: Connection, assignment: str, wanted: object, path: str) -> None:
+    answer = connection.execute(f"PRAGMA {assignment}").fetchone()
+    # Some settings answer with what they are now, the others have to be asked.
+    found = read_setting(connection, assignment.partition("=")[0]) if answer is None else answer[0]
     if found != wanted:
         raise StorageError(
             f"SQLite did not accept PRAGMA {assignment} for {path} (it stayed {found!r}); use a local disk and a "

@@ -20,7 +20,8 @@ import os
 import sqlite3
 import stat
 import threading
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -46,7 +47,7 @@ from perdure.storage.sqlite_connection import (
 )
 from perdure.storage.sqlite_image import APPLICATION_ID, FILE_FORMAT, create_file, sync_directory, write_synced
 
-__all__ = ["OpenFile", "close_file", "open_file", "set_aside"]
+__all__ = ["FoundFile", "MissingFile", "OpenFile", "close_file", "look_for_file", "make_file", "open_file", "set_aside"]
 
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 _HEADER_BYTES: Final = 100
@@ -74,31 +75,81 @@ class OpenFile:
     size_bytes: int
 
 
+@dataclass(slots=True, kw_only=True)
+class FoundFile:
+    """A file that is there, and not opened yet.
+
+    Attributes:
+        path: As the caller gave it.
+        real_path: Without symbolic links.
+        status: What it was when it was found.
+        is_new: Whether it was just made, so that what is in it is known.
+    """
+
+    path: str
+    real_path: str
+    status: os.stat_result
+    is_new: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class MissingFile:
+    """A file that is not there, and may be made."""
+
+    path: str
+    real_path: str
+
+
+def look_for_file(path: str, *, create: bool) -> FoundFile | MissingFile:
+    """Look for a workflow's file, which may be missing if it is to be made. Reads no more than directories.
+
+    Raises as `open_file` does.
+    """
+    real_path = os.path.realpath(path)
+    with _errors(path):
+        try:
+            status = os.stat(real_path)
+        except FileNotFoundError:
+            _refuse_replacing(path, real_path)
+            if not os.path.isdir(os.path.dirname(real_path)):
+                raise StorageError(f"there is no directory to hold {path}; make it first", path=path) from None
+            if not create:
+                raise NamespaceNotFoundError(f"{path} does not exist; pass create=True to make it", path=path) from None
+            return MissingFile(path=path, real_path=real_path)
+    return _found(path, real_path, status, is_new=False)
+
+
+def make_file(missing: MissingFile) -> FoundFile:
+    """Make a file that was not there, unless somebody else does. Blocks; it is durable on return.
+
+    Raises as `open_file` does.
+    """
+    path, real_path = missing.path, missing.real_path
+    with _errors(path):
+        is_new = create_file(path, real_path)
+        status = os.stat(real_path)
+    return _found(path, real_path, status, is_new=is_new)
+
+
 def open_file(
-    path: str,
+    found: FoundFile,
     *,
-    create: bool,
     durability: Durability,
     checkpoint_on_close: bool,
     connect: ConnectionFactory,
     map_error: ErrorMapper,
 ) -> OpenFile:
-    """Open a workflow's file, making it first if asked to. Blocks; a new file is durable on return.
+    """Open a workflow's file that was found. Blocks while it reads from the disk, hence not for a file that was just made.
 
     Raises:
-        NamespaceNotFoundError: It does not exist, and `create` is false.
+        NamespaceNotFoundError: It does not exist, and was not to be made.
         StoreBusyError: It is open already, here or in another process.
         CorruptStoreError: It is damaged, and set aside now; or it was set aside earlier and not replaced since.
         FormatVersionError: A newer Perdure wrote it.
         OutOfDescriptorsError: The process has no file descriptor left; nothing is wrong with the file.
         StorageError: It is not Perdure's, or cannot be read, written or made.
     """
-    real_path = os.path.realpath(path)
-    status = _find(path, real_path, create=create)
-    if not stat.S_ISREG(status.st_mode):
-        raise StorageError(f"{path} is not a regular file", path=path)
-    if not os.access(real_path, os.R_OK | os.W_OK):
-        raise StorageError(f"{path} cannot be read and written by this user; change its permissions", path=path)
+    path, real_path, status = found.path, found.real_path, found.status
     identity = (status.st_dev, status.st_ino)
     _claim(identity, path)
     connection: Connection | None = None
@@ -114,9 +165,10 @@ def open_file(
             path=path, real_path=real_path, identity=identity, connection=connection, size_bytes=status.st_size
         )
         try:
-            _check(opened)
+            _check(opened, is_new=found.is_new)
             configure(connection, durability=durability, path=path)
-            _check_table(opened)
+            if not found.is_new:
+                _check_table(opened)
         except StorageError:
             raise
         except Exception as error:
@@ -175,18 +227,18 @@ def set_aside(path: str, real_path: str, reason: str) -> StorageError:
     )
 
 
-def _find(path: str, real_path: str, *, create: bool) -> os.stat_result:
+def _found(path: str, real_path: str, status: os.stat_result, *, is_new: bool) -> FoundFile:
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(f"{path} is not a regular file", path=path)
+    if not os.access(real_path, os.R_OK | os.W_OK):
+        raise StorageError(f"{path} cannot be read and written by this user; change its permissions", path=path)
+    return FoundFile(path=path, real_path=real_path, status=status, is_new=is_new)
+
+
+@contextmanager
+def _errors(path: str) -> Generator[None, None, None]:
     try:
-        try:
-            return os.stat(real_path)
-        except FileNotFoundError:
-            _refuse_replacing(path, real_path)
-            if not os.path.isdir(os.path.dirname(real_path)):
-                raise StorageError(f"there is no directory to hold {path}; make it first", path=path) from None
-            if not create:
-                raise NamespaceNotFoundError(f"{path} does not exist; pass create=True to make it", path=path) from None
-        create_file(path, real_path)
-        return os.stat(real_path)
+        yield
     except OSError as error:
         raise out_of_descriptors(f"cannot open {path}", error, path=path) or StorageError(
             f"cannot open {path}: {error.strerror} ({error.filename})", path=path
@@ -277,12 +329,17 @@ def _lock(connection: Connection, path: str) -> None:
     connection.execute("PRAGMA schema_version").fetchone()
 
 
-def _check(opened: OpenFile) -> None:
-    """Whether it is a whole file of ours. Cheap, whatever the file's size: its pages are checked as they are read."""
+def _check(opened: OpenFile, *, is_new: bool) -> None:
+    """Whether it is a whole file of ours. Cheap, whatever the file's size: its pages are checked as they are read.
+
+    Of a file that was just made it is known, once it is known to be still the same.
+    """
     path, connection = opened.path, opened.connection
     status = os.stat(opened.real_path)
     if (status.st_dev, status.st_ino) != opened.identity:
         raise StoreBusyError(f"{path} was replaced while it was being opened; open it again", path=path)
+    if is_new and status.st_size == opened.size_bytes:
+        return
     if status.st_size < _HEADER_BYTES:
         # SQLite takes a file as short as that for a new one.
         raise set_aside(path, opened.real_path, f"cut short to {status.st_size} bytes")

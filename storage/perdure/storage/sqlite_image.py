@@ -45,12 +45,15 @@ _NO_LINKS: Final = frozenset({EPERM, ENOTSUP, EOPNOTSUPP, ENOSYS})
 _numbers = count(1)
 
 
-def create_file(path: str, real_path: str) -> None:
+def create_file(path: str, real_path: str) -> bool:
     """Put the image of an empty namespace at `real_path`, durably, unless another file is there by then.
 
     Args:
         path: As the user gave it; errors carry it.
         real_path: The same without symbolic links.
+
+    Returns:
+        Whether the file is the image.
 
     Raises:
         StorageError: A write-ahead log without its database is there.
@@ -65,21 +68,23 @@ def create_file(path: str, real_path: str) -> None:
                 path=path,
             )
     new = f"{real_path}.new-{os.getpid()}-{next(_numbers)}"
+    is_ours = True
     try:
         write_synced(new, _image())
         try:
             # Unlike renaming, linking never replaces a file that another opener has just made.
             os.link(new, real_path)
         except FileExistsError:
-            pass
+            is_ours = False
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             os.rename(new, real_path)
     finally:
-        if os.path.lexists(new):
+        with suppress(FileNotFoundError):
             os.unlink(new)
     sync_directory(os.path.dirname(real_path))
+    return is_ours
 
 
 def copy_file(connection: Connection, target: str) -> None:

@@ -40,6 +40,8 @@ _LIST_FROM: Final = "SELECT key, value FROM kv WHERE key >= ? ORDER BY key"
 _ANY: Final = "SELECT 1 FROM kv WHERE key >= ? AND key < ? LIMIT 1"
 _ANY_FROM: Final = "SELECT 1 FROM kv WHERE key >= ? LIMIT 1"
 _PUT: Final = "REPLACE INTO kv (key, value) VALUES (?, ?)"
+_PUTS: Final = tuple(_PUT + ", (?, ?)" * more for more in range(12))
+"""The same for one to twelve rows."""
 _DELETE: Final = "DELETE FROM kv WHERE key = ?"
 _DELETE_RANGE: Final = "DELETE FROM kv WHERE key >= ? AND key < ?"
 _DELETE_FROM: Final = "DELETE FROM kv WHERE key >= ?"
@@ -140,6 +142,14 @@ class Namespace:
 
     def commit(self, batch: Batch) -> None:
         """Apply a checked batch in one transaction."""
+        self.begin(batch)
+        self.finish()
+
+    def begin(self, batch: Batch) -> None:
+        """Put a checked batch into a transaction that is left open; `finish` has to follow, and nothing else may come before.
+
+        Syncs nothing, and reads only the pages that it changes.
+        """
         connection = self.connection()
         phase = _Phase.BEGIN
         try:
@@ -147,7 +157,7 @@ class Namespace:
             execute("BEGIN IMMEDIATE")
             phase = _Phase.STATEMENT
             if batch.deletes:
-                connection.executemany(_DELETE, [(key,) for key in batch.deletes])
+                _delete(connection, batch.deletes)
             for prefix in batch.delete_prefixes:
                 end = prefix_end(prefix)
                 if end is None:
@@ -157,17 +167,23 @@ class Namespace:
             if batch.delete_ranges:
                 connection.executemany(_DELETE_RANGE, batch.delete_ranges)
             if batch.puts:
-                connection.executemany(_PUT, batch.puts)
+                _put(connection, batch.puts)
             if batch.alarm is not None:
                 stored = alarm_value(batch.alarm)
                 if stored is None:
                     execute(_DELETE, (ALARM_KEY,))
                 else:
                     execute(_PUT, (ALARM_KEY, stored))
-            phase = _Phase.COMMIT
-            execute("COMMIT")
         except BaseException as error:
             self._write_failed(error, phase, connection)
+
+    def finish(self) -> None:
+        """Commit what `begin` has put into the transaction; it is as durable on return as the connection makes it."""
+        connection = self.connection()
+        try:
+            connection.execute("COMMIT")
+        except BaseException as error:
+            self._write_failed(error, _Phase.COMMIT, connection)
 
     def close(self) -> None:
         """Close the connection and give up the file. Closing twice is fine; a forked child only forgets it.
@@ -220,6 +236,21 @@ class Namespace:
         corrupt = set_aside(self._file.path, self._file.real_path, str(error))
         self.give_up("its file is damaged")
         raise corrupt from error
+
+
+def _put(connection: Connection, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+    if len(pairs) > len(_PUTS):
+        connection.executemany(_PUT, pairs)
+    else:
+        # In one statement: SQLite's module gives up Python's lock some three times in each, and each time may wait for it.
+        connection.execute(_PUTS[len(pairs) - 1], [part for pair in pairs for part in pair])
+
+
+def _delete(connection: Connection, keys: Sequence[bytes]) -> None:
+    if len(keys) > 1:
+        connection.executemany(_DELETE, [(key,) for key in keys])
+    else:
+        connection.execute(_DELETE, keys)
 
 
 def _undo(connection: Connection) -> bool:
