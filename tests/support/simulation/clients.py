@@ -20,6 +20,7 @@ import trio
 from perdure.actors import Supervisor, WorkflowNotEndedError, WorkflowNotFoundError
 from perdure.storage import StorageError
 from perdure.workflow import (
+    MailboxFullError,
     RequestTimeoutError,
     WorkflowCancelledError,
     WorkflowEndedError,
@@ -106,6 +107,7 @@ class Clients:
             for name, count in asks_of(plan.program):
                 nursery.start_soon(self._ask, handle, key, name, count)
             nursery.start_soon(self._act, handle)
+            nursery.start_soon(self._send_letters, supervisor, key)
             await self._until_end(handle, key)
         await self._check_told(handle, key)
 
@@ -154,6 +156,19 @@ class Clients:
         for number in range(count):
             if not await self._send(handle, key, name, [sender, number], f"{name}/{sender}/{number}"):
                 return
+
+    async def _send_letters(self, supervisor: Supervisor, key: Key) -> None:
+        """Send to the sink, whose mailbox is small: now waiting for room, now asking again."""
+        sink = await persist(partial(supervisor.get, SINK))
+        sender = f"client of {key[0]}/{key[1]}"
+        for number in range(self.plan.letters):
+            letter = f"{sender}/{number}"
+            if letter in self.state.sent:
+                continue
+            send = sink.message if number % 2 else sink.message_nowait
+            await persist(partial(send, "item", [sender, str(number)], id=letter), self.plan.patience_s)
+            self.state.sent.add(letter)
+            self.world.sent.setdefault(sender, []).append(str(number))
 
     async def _send(self, handle: WorkflowHandle[Any], key: Key, name: str, body: object, letter: str) -> bool:
         """Send a message until it is told to be there; `False` if the workflow has ended."""
@@ -265,7 +280,7 @@ async def persist(ask: Callable[[], Awaitable[T]], patience_s: float = 1e9) -> T
         with trio.move_on_after(patience_s):
             try:
                 return await ask()
-            except (StorageError, WorkflowSuspendedError):
+            except (StorageError, WorkflowSuspendedError, MailboxFullError):
                 pass
         patience_s *= 2  # or an answer that takes longer never comes
         await trio.sleep(_AGAIN_S)
@@ -280,6 +295,8 @@ async def end_sink(supervisor: Supervisor, world: World) -> None:
     came: dict[str, list[str]] = {}
     for sender, place in seen:
         came.setdefault(sender, []).append(place)
+        if sender.startswith("client ") and came[sender] != sorted(came[sender]):
+            world.blame("order of a sender", f"the sink was given {came[sender]} of {sender}")
     for sender, places in came.items():
         if len(set(places)) != len(places):
             world.blame("no effect twice", f"a message of {sender} came to the sink twice: {places}")

@@ -69,6 +69,7 @@ class WorkflowPlan:
         pauses: How long a client waits before each message; used in turn.
         patience_s: How long a client waits for an answer before it asks again.
         remakes: How often it is deleted once it has ended, and its id used again.
+        letters: How many messages its client sends to the sink besides.
     """
 
     workflow_id: str
@@ -81,6 +82,7 @@ class WorkflowPlan:
     pauses: tuple[float, ...] = (0.0,)
     patience_s: float = 1000.0
     remakes: int = 0
+    letters: int = 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -108,6 +110,9 @@ class LifePlan:
         write_s: How long each write takes.
         clock_moves: By how much the wall clock is set, each time after a pause.
         leaves_after_s: When it leaves its block in order.
+        drains: Whether it comes to rest before that.
+        errands: What is asked of the supervisor meanwhile, each after a pause: `list`, `stats`, `faulted` or `reindex`.
+        loses_catalog: Whether the catalog is gone when it starts, where there is a file of it.
     """
 
     crash_at: CrashPoint | None = None
@@ -116,6 +121,9 @@ class LifePlan:
     write_s: float = 0.0
     clock_moves: tuple[tuple[float, float], ...] = ()
     leaves_after_s: float | None = None
+    drains: bool = False
+    errands: tuple[tuple[float, str], ...] = ()
+    loses_catalog: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ class Plan:
         lives: The processes that come before the one in which nothing goes wrong.
         options: What is given to every supervisor.
         limits: How many workflows of a type may be at work at once, by type.
+        is_atomic: Whether the disk takes batches as a whole, or in pieces between which a process can die.
         ticks_s: The period of a schedule that starts workflows by the clock, or `None` for none.
     """
 
@@ -136,6 +145,7 @@ class Plan:
     lives: tuple[LifePlan, ...]
     options: Mapping[str, Any]
     limits: Mapping[str, int]
+    is_atomic: bool = True
     ticks_s: float | None = None
 
 
@@ -157,6 +167,7 @@ def make_plan(random: Random, *, deaths_max: int = 8) -> Plan:
             "grace": random.choice([0.0, 1.0, 10.0]),
         },
         limits={kind: random.choice([1, 2]) for kind in PLAY_KINDS if random.randint(0, 5) == 0},
+        is_atomic=random.randint(0, 4) > 0,
         ticks_s=random.choice([None, None, None, 0.3, 40.0]),
     )
 
@@ -179,6 +190,12 @@ def _life(random: Random) -> LifePlan:
             for _ in range(random.choice([0, 0, 1, 3]))
         ),
         leaves_after_s=random.choice([0.0, 0.7, 5.0]) if how == "leaves" else None,
+        drains=random.randint(0, 1) == 1,
+        errands=tuple(
+            (random.choice([0.0, 0.3, 10.0]), random.choice(["list", "stats", "faulted", "reindex"]))
+            for _ in range(random.choice([0, 0, 2, 5]))
+        ),
+        loses_catalog=random.randint(0, 3) == 0,
     )
 
 
@@ -202,6 +219,7 @@ def _workflow(random: Random, number: int) -> WorkflowPlan:
         pauses=tuple(random.choice([0.0, 0.0, 0.1, 4.0]) for _ in range(random.randint(1, 3))),
         patience_s=random.choice([0.02, 1.0, 1000.0, 1000.0]),
         remakes=random.choice([0, 0, 0, 1, 2]),
+        letters=random.choice([0, 0, 1, 4]),
     )
 
 

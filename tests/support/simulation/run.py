@@ -57,7 +57,7 @@ class Figures:
     Attributes:
         runs: How many.
         incarnations: How many processes there were.
-        killed: How many of them died after they had begun new history.
+        killed: How many of them died at a write, after they had begun new history.
         points: At what these died: the primitive that was written, or about to be, and on which side of the write.
         writes: How many writes were made.
         effects: How often the function of a step was begun.
@@ -109,7 +109,7 @@ class _Run:
     def __init__(self, plan: Plan, directory: Path | None, world: World) -> None:
         self.plan = plan
         self.world = world
-        self.disk = SimulatedDisk(directory)
+        self.disk = SimulatedDisk(directory, atomic=plan.is_atomic)
         self.clock = SimulatedClock()
         self.picture = Picture(world, self.disk)
         self.disk.on_write = self.picture.watch
@@ -135,6 +135,9 @@ class _Run:
         world, picture = self.world, self.picture
         world.boot()
         picture.is_new = False
+        if life is not None and life.loses_catalog and self.disk.path is not None:
+            for file in self.disk.path.glob("catalog.sqlite*"):
+                file.unlink()
         is_done = run_virtual(self._process, life or LifePlan(), seed=self.plan.schedule_seed + number)
         world.now, world.on_blame = (lambda: 0.0), None
         gate = self.disk.gate
@@ -144,11 +147,9 @@ class _Run:
             if fault_at < len(gate.writes):
                 self.figures.faults[fault] += 1
         world.note("the process died" if gate.is_dead else "the process left")
-        if gate.is_dead and picture.is_new:
+        if picture.is_new and gate.died_at is not None and gate.crash_at is not None:
             self.figures.killed += 1
-            died_at, crash_at = gate.died_at, gate.crash_at
-            at = ("between writes", "") if died_at is None or crash_at is None else (about(died_at), crash_at.when)
-            self.figures.points[at] += 1
+            self.figures.points[about(gate.died_at), gate.crash_at.when] += 1
         world.check()
         if not is_done:
             self._check_acknowledged()
@@ -174,6 +175,7 @@ class _Run:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._move_clock, life)
                     nursery.start_soon(self._watch_wakes, supervisor)
+                    nursery.start_soon(_run_errands, supervisor, life)
                     if life.dies_after_s is not None:
                         nursery.start_soon(self._die, life.dies_after_s)
                     with trio.move_on_after(_PATIENCE_S if life.leaves_after_s is None else life.leaves_after_s):
@@ -182,6 +184,8 @@ class _Run:
                     if life.leaves_after_s is None and not is_done:
                         self._blame_hang(supervisor)
                     nursery.cancel_scope.cancel()
+                if life.drains:
+                    await supervisor.drain()
         return is_done and not self.disk.has_crashed
 
     async def _all_clients(self, supervisor: Supervisor) -> None:
@@ -310,6 +314,12 @@ class _Run:
         return {(key, place) for key, place in certain if not has_lost(key, place)}
 
 
+async def _run_errands(supervisor: Supervisor, life: LifePlan) -> None:
+    for pause_s, errand in life.errands:
+        await trio.sleep(pause_s)
+        await persist(getattr(supervisor, errand))
+
+
 async def _unschedule(supervisor: Supervisor) -> None:
     if any(schedule.name == "tick" for schedule in await supervisor.schedules()):
         await supervisor.unschedule("tick")
@@ -325,7 +335,7 @@ def run_plan(plan: Plan, directory: Path | None = None) -> Outcome:
     Raises:
         Violation: An oracle failed.
     """
-    expected = _run_in_world(without_trouble(plan), None)
+    expected = _run_in_world(_without_trouble(plan), None)
     found = _run_in_world(plan, directory)
     for workflow in plan.workflows:
         for generation in range(workflow.remakes + 1):
@@ -349,10 +359,10 @@ def _compare(workflow: WorkflowPlan, expected: Outcome, found: Outcome, key: Key
         raise _with_log(Violation("as its twin", f"{key} ended as {after}, its twin as {before}"), found.log)
 
 
-def without_trouble(plan: Plan) -> Plan:
-    """The same plan, in one life in which nothing goes wrong."""
+def _without_trouble(plan: Plan) -> Plan:
+    """The same workflows, in one life in which nothing goes wrong."""
     workflows = tuple(replace(workflow, acts=(), patience_s=1e6) for workflow in plan.workflows)
-    return replace(plan, workflows=workflows, lives=(), limits={}, options={}, ticks_s=None)
+    return replace(plan, workflows=workflows, lives=(), limits={}, options={}, is_atomic=True, ticks_s=None)
 
 
 def _run_in_world(plan: Plan, directory: Path | None) -> Outcome:
