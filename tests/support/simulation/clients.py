@@ -36,7 +36,7 @@ __all__ = ["ClientState", "Clients"]
 T = TypeVar("T")
 
 _AGAIN_S = 0.5
-"""How long a client waits before it asks again, in seconds."""
+"""How long a client waits before it asks again, in seconds; longer each time."""
 
 
 @dataclass
@@ -276,6 +276,7 @@ async def _result(handle: WorkflowHandle[Any]) -> tuple[str, Any]:
 
 async def persist(ask: Callable[[], Awaitable[T]], patience_s: float = 1e9) -> T:
     """Ask until there is an answer; who loses patience drops the question and asks again."""
+    pause_s = _AGAIN_S
     while True:
         with trio.move_on_after(patience_s):
             try:
@@ -283,7 +284,8 @@ async def persist(ask: Callable[[], Awaitable[T]], patience_s: float = 1e9) -> T
             except (StorageError, WorkflowSuspendedError, MailboxFullError):
                 pass
         patience_s *= 2  # or an answer that takes longer never comes
-        await trio.sleep(_AGAIN_S)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 60.0)
 
 
 async def end_sink(supervisor: Supervisor, world: World) -> None:
