@@ -21,8 +21,8 @@ STORAGE_MUTANTS: Final = (
         (
             _in(
                 "sqlite_connection",
-                '    _require(connection, f"synchronous={level}", "synchronous", 2 if durability == "full" else 1, path)\n',
-                '    _require(connection, "synchronous=NORMAL", "synchronous", 1, path)\n',
+                '    _require(connection, f"synchronous={level}", 2 if durability == "full" else 1, path)\n',
+                '    _require(connection, "synchronous=NORMAL", 1, path)\n',
             ),
         ),
     ),
@@ -33,10 +33,10 @@ STORAGE_MUTANTS: Final = (
         (
             _in(
                 "sqlite_namespace",
-                "            if batch.puts:\n                connection.executemany(_PUT, batch.puts)\n",
+                "            if batch.puts:\n                _put(connection, batch.puts)\n",
                 "            if batch.puts:\n                if batch.deletes:\n"
                 '                    execute("COMMIT")\n                    execute("BEGIN IMMEDIATE")\n'
-                "                connection.executemany(_PUT, batch.puts)\n",
+                "                _put(connection, batch.puts)\n",
             ),
         ),
     ),

@@ -167,12 +167,8 @@ def configure(connection: Connection, *, durability: Durability, path: str) -> N
         # There, a plain fsync leaves the data in the drive's own cache.
         _require(connection, "fullfsync=1", 1, path)
         _require(connection, "checkpoint_fullfsync=1", 1, path)
-    _require(
-        connection,
-        "synchronous=FULL" if durability == "full" else "synchronous=NORMAL",
-        2 if durability == "full" else 1,
-        path,
-    )
+    level = "FULL" if durability == "full" else "NORMAL"
+    _require(connection, f"synchronous={level}", 2 if durability == "full" else 1, path)
     _require(connection, f"wal_autocheckpoint={WAL_PAGES_MAX}", WAL_PAGES_MAX, path)
     # A single large batch can grow the log past its bound; it is cut back when it starts over.
     connection.execute(f"PRAGMA journal_size_limit={WAL_PAGES_MAX * PAGE_BYTES}").fetchall()
