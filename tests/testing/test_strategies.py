@@ -183,7 +183,7 @@ SENT = {"a": [1, 2, 3], "b": [4, 5], "c": []}
 
 
 def test_every_order_that_keeps_each_senders_is_drawn() -> None:
-    """S24: FIFO per sender; ten orders of three and two."""
+    """S26: FIFO per sender; ten orders of three and two."""
     seen: set[tuple[int, ...]] = set()
 
     @given(order=message_orders(SENT))

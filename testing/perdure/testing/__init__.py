@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         EffectRefusedError,
         EffectTimeoutError,
         EndlessRunError,
+        HistoryFileError,
         NotRepeatableError,
+        NotReplayableError,
         RecoveryDiffersError,
         SimulatedCrash,
         UnexpectedEndingError,
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     )
     from perdure.testing.explore import Exploration, explore_crashes, explore_crashes_now
     from perdure.testing.faults import CrashPoint, Fault, FaultyDriver, WriteGate, WritePoint
+    from perdure.testing.history_files import RecordedHistory, read_history, record_history
     from perdure.testing.ledger import Effect, EffectFault, EffectLedger
     from perdure.testing.machine import WorkflowMachine, process_rule
+    from perdure.testing.replaying import Replay, assert_replayable
     from perdure.testing.scenario import Ending, FinishedRun, Mail
     from perdure.testing.scheduling import seeded_scheduling
     from perdure.testing.simulation import Incarnation, Simulation
@@ -60,11 +64,15 @@ __all__ = [
     "Fault",
     "FaultyDriver",
     "FinishedRun",
+    "HistoryFileError",
     "Incarnation",
     "Mail",
     "NotRepeatableError",
-    "RecoveryDiffersError",
+    "NotReplayableError",
     "ProcessPlan",
+    "RecordedHistory",
+    "RecoveryDiffersError",
+    "Replay",
     "SimulatedClock",
     "SimulatedCrash",
     "SimulatedDisk",
@@ -75,13 +83,16 @@ __all__ = [
     "WorkflowMachine",
     "WriteGate",
     "WritePoint",
+    "assert_replayable",
+    "crash_plans",
     "explore_crashes",
     "explore_crashes_now",
-    "crash_plans",
     "fault_plans",
     "message_orders",
     "process_plans",
     "process_rule",
+    "read_history",
+    "record_history",
     "run_virtual",
     "schedule_seeds",
     "seeded_scheduling",
@@ -97,7 +108,9 @@ _HOMES: Final = {
         "EffectRefusedError",
         "EffectTimeoutError",
         "EndlessRunError",
+        "HistoryFileError",
         "NotRepeatableError",
+        "NotReplayableError",
         "RecoveryDiffersError",
         "SimulatedCrash",
         "UnexpectedEndingError",
@@ -105,7 +118,9 @@ _HOMES: Final = {
     ),
     "explore": ("Exploration", "explore_crashes", "explore_crashes_now"),
     "faults": ("CrashPoint", "Fault", "FaultyDriver", "WriteGate", "WritePoint"),
+    "history_files": ("RecordedHistory", "read_history", "record_history"),
     "ledger": ("Effect", "EffectFault", "EffectLedger"),
+    "replaying": ("Replay", "assert_replayable"),
     "scenario": ("Ending", "FinishedRun", "Mail"),
     "machine": ("WorkflowMachine", "process_rule"),
     "scheduling": ("seeded_scheduling",),

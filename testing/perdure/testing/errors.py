@@ -10,7 +10,9 @@ __all__ = [
     "EffectRefusedError",
     "EffectTimeoutError",
     "EndlessRunError",
+    "HistoryFileError",
     "NotRepeatableError",
+    "NotReplayableError",
     "RecoveryDiffersError",
     "SimulatedCrash",
     "UnexpectedEndingError",
@@ -112,3 +114,23 @@ class UnexpectedEndingError(PerdureError, AssertionError):
 
     only: str
     state: WorkflowState
+
+
+class HistoryFileError(PerdureError):
+    """A file of a recorded history cannot be read, or exists already; `path` names it."""
+
+    path: str
+
+
+class NotReplayableError(PerdureError, AssertionError):
+    """The code does not fit a recorded history: workflows that recorded it would stop. The text says what to write.
+
+    Attributes:
+        workflow_id: The id of the workflow that was recorded.
+        workflow: Its name.
+        location: The place in history where they part, or `None` if that is not what is wrong.
+    """
+
+    workflow_id: str
+    workflow: str
+    location: str | None

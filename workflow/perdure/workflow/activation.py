@@ -45,7 +45,7 @@ from perdure.workflow.errors import (
     ValueTypeError,
 )
 from perdure.workflow.failures import causes_of, describe, ends_process, info_to_map
-from perdure.workflow.history import FORMAT_VERSION, History
+from perdure.workflow.history import FORMAT_VERSION, History, Path
 from perdure.workflow.hooks import Hooks, WorkflowErrorEvent
 from perdure.workflow.host import Host
 from perdure.workflow.ids import IdGenerator, Uuid7Generator, new_seed
@@ -107,6 +107,8 @@ class Activation:
         must_commit_before_step: Whether `begin_step` must be awaited before a new step function runs.
         failure: The exception that failed it, if that happened in this process.
         collected: While the function is run for its handlers only: what would undo the steps that it has passed.
+        held: While it is only seen whether the code fits what is recorded: the paths of the steps that would have been begun,
+            in order, none of which is; the lanes come to rest there. `None` otherwise.
         watch: Tells hooks what became durable, if there are any.
         is_forgiven: Whether the activation before this one ended for a reason that is known not to lie in the workflow, so
             that this one is not counted in its place.
@@ -146,6 +148,7 @@ class Activation:
         self.waiting: Wait | None = None
         self.failure: BaseException | None = None
         self.collected: list[Compensation] | None = None
+        self.held: list[Path] | None = None
         self.busy: int = 1
         self.lanes: int = 1
         self.mode: RunMode = "yield"
