@@ -97,8 +97,8 @@ class Duties:
             self._wanted[workflow_id] = None
             self._has_some.set()
 
-    def left(self, workflow_id: str) -> None:
-        """A workflow has left memory that has duties, unless they are being done."""
+    def remind(self, workflow_id: str) -> None:
+        """A workflow was begun or has left memory that has duties, unless they are being done or wait for another try."""
         if workflow_id not in self._busy and workflow_id not in self._pauses:
             self.want(workflow_id)
 
@@ -142,7 +142,10 @@ class Duties:
         if is_done:
             self._pauses.pop(workflow_id, None)
         elif not self._residents.is_closing:
-            nursery.start_soon(self._later, workflow_id)
+            pause_s = self._pauses.get(workflow_id, PAUSE_S)
+            # At once: the workflow may be begun, and leave again, before another task has run.
+            self._pauses[workflow_id] = min(2 * pause_s, PAUSE_MAX_S)
+            nursery.start_soon(self._later, workflow_id, pause_s)
 
     async def _do(self, workflow_id: str) -> bool:
         async with self._residents.using(workflow_id) as actor:
@@ -164,9 +167,7 @@ class Duties:
             self._again.discard(workflow_id)
             self.want(workflow_id)
 
-    async def _later(self, workflow_id: str) -> None:
-        pause_s = self._pauses.get(workflow_id, PAUSE_S)
-        self._pauses[workflow_id] = min(2 * pause_s, PAUSE_MAX_S)
+    async def _later(self, workflow_id: str, pause_s: float) -> None:
         await trio.sleep(pause_s)
         self.want(workflow_id)
 
@@ -293,6 +294,8 @@ async def _strike_off(activation: Activation, plan: _Plan, report: _Report) -> b
     # It may have been recovered meanwhile, and have ended otherwise: that is another thing to tell.
     if plan.outcome is not None and report.is_told and outcome_of(activation.history) == plan.outcome:
         calls.told()
+    if plan.outcome is None and not activation.history.state.is_terminal:
+        calls.went_on()  # there is nothing to tell: another engine ran it again, which does not know of our keys
     calls.cancelled(report.cancelled)
     await activation.commit_from_outside()
     return not calls.duties and activation.closing not in FAULTY

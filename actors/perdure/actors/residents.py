@@ -554,7 +554,7 @@ class Residents:
         # In the supervisor's context: that of whoever spawned it or sent it a message may not be there the next time.
         self._context.run(self._start_task, self.nursery, actor)
         if actor.driver.has_duties:
-            self.duties.want(workflow_id)
+            self.duties.remind(workflow_id)
         self._arrivals.announce(workflow_id)
 
     def _note_idle(self, actor: Actor) -> None:
@@ -637,7 +637,7 @@ class Residents:
             del self.live[actor.workflow_id]
             self.passivation.forget(actor)
             if actor.driver.has_duties and not self.is_closing:
-                self.duties.left(actor.workflow_id)
+                self.duties.remind(actor.workflow_id)
             self.mail.gone(actor)
             self._hosting.gone(actor)
         if actor.error is not None:

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from perdure.storage import Driver, decode_value, encode_value, layout
 from perdure.storage.errors import DecodeError
+from perdure.storage.rebuild import parent_id_of
 from perdure.workflow.pending import Pending
 
 __all__ = ["Calls", "ChildOutcome", "Duty", "OpenCall", "OnParentEnd", "parent_reference"]
@@ -159,6 +160,8 @@ class Calls:
             DecodeError: It is not what its format says.
         """
         self.parent = fields.get(layout.PARENT_KEY)
+        if self.parent is not None:
+            parent_id_of(self.parent)  # what is damaged is found now, and not once there is something to tell
         if (joiners := fields.get(layout.JOINERS_KEY)) is not None:
             self.joiners = _texts(joiners, "the workflows that wait for this one")
         if (duties := fields.get(layout.DUTIES_KEY)) is not None:
@@ -218,7 +221,7 @@ class Calls:
     @property
     def parent_id(self) -> str | None:
         """The id of the workflow that made this one by a call."""
-        return None if self.parent is None else str(cast("dict[str, Any]", decode_value(self.parent))["id"])
+        return None if self.parent is None else parent_id_of(self.parent)
 
     def callers(self) -> list[str]:
         """Whom to tell how this workflow ended, each once."""

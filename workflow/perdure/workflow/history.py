@@ -38,14 +38,18 @@ from perdure.storage.schema import (
 )
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.calls import Calls
+from perdure.workflow.details import decode_detail
 from perdure.workflow.ids import is_ordered
 from perdure.workflow.pending import Pending
 from perdure.workflow.states import TERMINAL_STATES, WorkflowEvent, WorkflowState, next_state
 
-__all__ = ["FORMAT_VERSION", "History", "Node", "Path", "order_of_creation", "order_of_location"]
+__all__ = ["FORMAT_VERSION", "SEED_BYTES", "History", "Node", "Path", "order_of_creation", "order_of_location"]
 
 FORMAT_VERSION: Final = 1
 """Version of Perdure's own keys; stored at `(32, 11)`, never reused."""
+
+SEED_BYTES: Final = 16
+"""Length of what a workflow's random values and keys derive from: with another, they would all be others."""
 
 Path = tuple["str | int", ...]
 """A location as people read it: names, and numbers for loop iterations."""
@@ -96,6 +100,18 @@ def _causes_of(error: bytes | None, stored: Any) -> list[str] | None:
             return list(stored["entries"]) if error is not None and digest == _digest(error) else None
         case _:
             raise DecodeError("the causes of the workflow's failure are not what their format says")
+
+
+def _passable_of(stored: Any) -> list[tuple[str, str]]:
+    """The stored ranges of what the code may pass over."""
+    ranges: list[tuple[str, str]] = []
+    for pair in cast("list[object]", stored) if isinstance(stored, list) else [stored]:
+        match pair:
+            case [str(after), str(until)]:
+                ranges.append((after, until))
+            case _:
+                raise DecodeError("what the code may pass over is not stored as a list of pairs of entry ids")
+    return ranges
 
 
 def _merged(ranges: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -246,6 +262,8 @@ class History:
         self.output = fields.get(layout.OUTPUT_KEY)
         self.error = fields.get(layout.ERROR_KEY)
         self.seed = fields.get(layout.SEED_KEY)
+        if self.seed is not None and len(self.seed) != SEED_BYTES:
+            raise DecodeError(f"the stored seed has {len(self.seed)} bytes, and not {SEED_BYTES}")
         if (count := fields.get(layout.IDLE_ACTIVATIONS_KEY)) is not None:
             self.idle_activations = layout.decode_u64(count)
         if (attributes := fields.get(layout.ATTRIBUTES_KEY)) is not None:
@@ -255,7 +273,7 @@ class History:
         if (sequence := fields.get(layout.COMPLETION_SEQUENCE_KEY)) is not None:
             self.completions = layout.decode_u64(sequence)
         if (passable := fields.get(layout.PASSABLE_KEY)) is not None:
-            self.passable = [(after, until) for after, until in decode_value(passable)]
+            self.passable = _passable_of(decode_value(passable))
         if (generation := fields.get(layout.GENERATION_KEY)) is not None:
             self.generation = layout.decode_u64(generation)
         self.calls.load_fields(fields)
@@ -351,7 +369,10 @@ class History:
 
     def _track_retry(self, node: Node, entry_id: str, metadata: EntryMetadata | bytes) -> None:
         # Byte 2 of stored metadata is its status (after the u16 version); looking there avoids decoding all on load.
-        status = metadata[2] if isinstance(metadata, bytes) else metadata.status
+        try:
+            status = metadata[2] if isinstance(metadata, bytes) else metadata.status
+        except IndexError:
+            raise DecodeError(f"the metadata of entry {entry_id} ends before its status") from None
         if status == EntryStatus.FAILED:
             self.open_retries[entry_id] = node
         elif self.open_retries:
@@ -363,10 +384,7 @@ class History:
         if found is None:
             return {}
         if isinstance(found, bytes):
-            decoded = decode_value(found)
-            if not isinstance(decoded, dict):
-                raise DecodeError(f"the detail of entry {entry_id} is not a map")
-            found = self._details[entry_id] = cast("dict[str, Any]", decoded)
+            found = self._details[entry_id] = decode_detail(found, entry_id)
         return found
 
     def put_detail(self, entry_id: str, detail: dict[str, Any]) -> None:

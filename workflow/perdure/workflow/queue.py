@@ -15,7 +15,7 @@ from perdure.storage.schema import MailboxMessage, MessageEntry, SleepEntry, Sle
 from perdure.workflow.completion import Completion
 from perdure.workflow.errors import HistoryDivergedError
 from perdure.workflow.history import Node
-from perdure.workflow.reads import ReadMessage, decode_read, encode_read
+from perdure.workflow.reads import ReadMessage, decode_count, decode_read, encode_read
 from perdure.workflow.scope import Operation
 from perdure.workflow.typed import Converter
 from perdure.workflow.types import Message
@@ -117,9 +117,9 @@ def _pass_over_cut(operation: Operation) -> None:
 def _replay(
     operation: Operation, counted: MessageEntry, is_completable: bool, converter: Converter | None
 ) -> list[Message]:
-    count: Any = decode_value(counted.body)
+    count = decode_count(counted, operation.scope.path_text(f"{operation.name}:count"))
     reads: list[tuple[ReadMessage, Completion]] = []
-    for index in range(int(count)):
+    for index in range(count):
         name = f"{operation.name}:{index}"
         found = operation.find(MessageEntry, name)
         path = operation.scope.path_text(name)

@@ -18,12 +18,14 @@ from typing import Any, Final, NamedTuple, cast
 
 from perdure.storage import decode_value, encode_value
 from perdure.storage.errors import DecodeError
-from perdure.storage.schema import Entry, MailboxMessage, MessageEntry, RaceEntry
+from perdure.storage.layout import U64_MAX
+from perdure.storage.schema import U32_MAX, Entry, MailboxMessage, MessageEntry, RaceEntry
 from perdure.workflow.history import History, Node, order_of_creation
 
 __all__ = [
     "HeldMessage",
     "ReadMessage",
+    "decode_count",
     "decode_read",
     "encode_read",
     "finished_reads",
@@ -84,13 +86,28 @@ def decode_read(entry: MessageEntry, path: str) -> ReadMessage:
         DecodeError: It is no record of a message.
     """
     fields = _decode_fields(entry.body, path)
+    created_at: object = fields.get("createdAt", 0)
+    if isinstance(created_at, bool) or not isinstance(created_at, int | float) or not abs(created_at) <= U64_MAX:
+        raise DecodeError(f"the queue message that history holds at {path} has no time")
     return ReadMessage(
         str(fields["id"]),
         str(fields.get("name", entry.name)),
         fields.get("body"),
-        float(fields.get("createdAt", 0)),
+        float(created_at),
         fields.get("completed") is True,
     )
+
+
+def decode_count(entry: MessageEntry, path: str) -> int:
+    """How many messages a finished read holds; `path` is where that is, for the error.
+
+    Raises:
+        DecodeError: It is no number of messages.
+    """
+    count: object = decode_value(entry.body)
+    if isinstance(count, int | float) and not isinstance(count, bool) and 0 <= count <= U32_MAX and count == int(count):
+        return int(count)
+    raise DecodeError(f"history does not hold a number of messages at {path}")
 
 
 def with_completed(entry: MessageEntry, path: str) -> MessageEntry:
@@ -138,8 +155,10 @@ def finished_reads(history: History, scope: Node) -> Iterator[tuple[Node, list[N
         read, _, last = history.names[number].rpartition(":")
         if last != "count":
             continue
-        count: Any = decode_value(node.entry.kind.body)
-        numbers = (history.known_number(f"{read}:{index}") for index in range(int(count)))
+        count = decode_count(node.entry.kind, f"entry {node.entry.id}")
+        # Each of them has a name of its own, so a number that is damaged takes no more time than there are names.
+        indices = range(min(count, len(history.names)))
+        numbers = (history.known_number(f"{read}:{index}") for index in indices)
         found = (scope.children.get(number) for number in numbers if number is not None)
         yield node, [child for child in found if child is not None and _is_message(child.entry)]
 
