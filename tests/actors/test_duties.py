@@ -163,6 +163,57 @@ class TestCancel:
         assert nothing_is_owed(disk)
 
 
+    async def test_a_parent_whose_code_does_not_fit_is_not_begun_again_and_again_while_a_child_cannot_be_cancelled(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S4, S41: a wrong deployment meets a disk that fails: both are tried again after pauses, and nothing spins."""
+
+        @workflow(name="gives up")
+        async def gives_up(ctx: Context, input: Any) -> None:
+            async def call(ctx: Context) -> None:
+                await ctx.call("call", endless, None, workflow_id="e")
+
+            async def nap(ctx: Context) -> None:
+                await ctx.sleep("nap", 5)
+
+            await ctx.race("race", {"call": call, "nap": nap})
+            await ctx.sleep("rest", 1e4)
+
+        @workflow(name="gives up")
+        async def wrong(ctx: Context, input: Any) -> None:
+            await ctx.sleep("something else", 1)
+
+        async with disk.process(gives_up, endless) as supervisor:
+            await supervisor.spawn(gives_up, "p", None)
+            await trio.sleep(1)
+            await (await supervisor.get("e")).evict()
+            failing = Failing(disk, "e")
+            failing.until = 1e9
+            await trio.sleep(20)
+        assert layout.DUTIES_KEY in disk.namespaces["p"]
+        async with disk.process(wrong, endless) as supervisor:
+            failing = Failing(disk, "e")
+            failing.until = trio.current_time() + 1000
+            original = disk.store.open_driver
+            begun = 0
+
+            async def open_driver(wanted: str, *, create: bool = False) -> Driver:
+                nonlocal begun
+                begun += wanted == "p"
+                if begun > 500:
+                    raise SystemExit("it spins")
+                return await original(wanted, create=create)
+
+            disk.store.open_driver = open_driver  # type: ignore[method-assign]
+            await trio.sleep(900)
+            assert isinstance(supervisor.troubles()["p"], FaultError)
+            assert 10 <= failing.failures <= 30, "after 1, 2, 4, ... 60 seconds"
+            assert begun < 100
+            await trio.sleep(200)
+            assert disk.rows["e"].state == "cancelled"
+        assert layout.DUTIES_KEY not in disk.namespaces["p"]
+
+
 class TestWaiting:
     async def test_one_that_ends_while_its_duties_are_queued_does_them_and_nothing_spins(
         self, disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch

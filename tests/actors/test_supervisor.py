@@ -21,8 +21,8 @@ from perdure.actors import (
     WorkflowNotFoundError,
     open_supervisor,
 )
-from perdure.storage import EncodeError, MemoryStore, StorageError
-from perdure.workflow import Context, InvalidArgumentError, WorkflowState, workflow
+from perdure.storage import Driver, EncodeError, MemoryStore, StorageError
+from perdure.workflow import Context, InvalidArgumentError, WorkflowFailedError, WorkflowState, workflow
 
 STRANGE_IDS = ["../x", "a/b", "a\\b", "nul\0byte", "\0", ".", "..", "/etc/x", "x" * 10_000, "📦", "case", "Case", "CASE", "é",
                "e\u0301", "con", " ", "?", "a.sqlite", "a-wal"]  # fmt: skip
@@ -264,6 +264,47 @@ class TestRegistration:
             assert await (await supervisor.get("r-1")).result() == 1
             assert await (await supervisor.get("r-2")).get_state() is WorkflowState.SLEEPING
             assert supervisor.troubles() == {}
+
+    async def test_a_workflow_whose_function_is_gone_is_looked_at_once_when_it_is_due(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S46: not again and again, with all that the processor gives: asleep, not started yet, or recovered."""
+
+        async def sleeper(ctx: Context, input: None) -> None:
+            await ctx.sleep("nap", 10)
+
+        async def failing(ctx: Context, input: None) -> None:
+            raise ValueError("no")
+
+        async with disk.process(sleeper, failing) as supervisor:
+            await supervisor.spawn(sleeper, "asleep", None)
+            await supervisor.spawn(sleeper, "not started", None, start_at=20)
+            with pytest.raises(WorkflowFailedError):
+                await (await supervisor.spawn(failing, "failed", None)).result()
+            await trio.sleep(1)
+        async with disk.process(order) as supervisor:
+            original = disk.store.open_driver
+            opened: list[str] = []
+
+            async def open_driver(wanted: str, *, create: bool = False) -> Driver:
+                opened.append(wanted)
+                if len(opened) > 100:
+                    raise SystemExit("it spins")
+                return await original(wanted, create=create)
+
+            disk.store.open_driver = open_driver  # type: ignore[method-assign]
+            await trio.sleep(5)
+            await (await supervisor.get("failed")).recover()
+            await trio.sleep(100)
+            assert set(supervisor.troubles()) == {"asleep", "not started", "failed"}
+            before = len(opened)
+            await trio.sleep(10_000)
+            assert len(opened) == before
+        async with disk.process(sleeper, failing) as supervisor:
+            await (await supervisor.get("asleep")).result()
+            await (await supervisor.get("not started")).result()
+            with pytest.raises(WorkflowFailedError):
+                await (await supervisor.get("failed")).result()
 
     async def test_two_workflows_of_one_name_are_refused(self) -> None:
         @workflow(name="order")
