@@ -162,7 +162,6 @@ class TestCancel:
             assert disk.rows["p"].next_wake_ms is None
         assert nothing_is_owed(disk)
 
-
     async def test_a_parent_whose_code_does_not_fit_is_not_begun_again_and_again_while_a_child_cannot_be_cancelled(
         self, disk: Disk, autojump_clock: MockClock
     ) -> None:

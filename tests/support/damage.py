@@ -131,7 +131,9 @@ def misshapen(data: bytes) -> Iterator[bytes]:
     except DecodeError:
         return
     for time_ms in (0, 2**53, 2**64 - 1):
-        yield encode_metadata(replace(metadata, last_attempt_at_ms=time_ms, created_at_ms=time_ms, completed_at_ms=time_ms))
+        yield encode_metadata(
+            replace(metadata, last_attempt_at_ms=time_ms, created_at_ms=time_ms, completed_at_ms=time_ms)
+        )
     yield encode_metadata(replace(metadata, attempts=2**32 - 1))
     for status in type(metadata.status):
         yield encode_metadata(replace(metadata, status=status))

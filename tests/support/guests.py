@@ -189,7 +189,7 @@ class Guest:
 
 def hosted(store: MemoryStore, clock: MovableClock) -> Any:
     """A supervisor over a store; use it with `async with`."""
-    limits = {child: WorkflowLimit(concurrency=50, rate=100, per=3600.0)}
+    limits: Any = {child: WorkflowLimit(concurrency=50, rate=100, per=3600.0)}
     return open_supervisor(store, WORKFLOWS, clock=clock, grace=0, limits=limits)
 
 
@@ -228,7 +228,9 @@ async def recorded(moment: Moment) -> Guest:
     disk = found._disk
     if moment == "is replayed":
         driver = MemoryDriver(disk.namespaces[GUEST])
-        (undoable,) = (entry for entry in (await load_snapshot(driver)).entries if entry.path == ("spin", 0, "undoable"))
+        (undoable,) = (
+            entry for entry in (await load_snapshot(driver)).entries if entry.path == ("spin", 0, "undoable")
+        )
         await replay_from_step(driver, undoable.id, clock=clock)
     return Guest(disk.namespaces, disk.rows, disk.own, now_ms)
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,7 @@ async def host_with(found: Guest, damage: Damage) -> None:
                 await _ask_everything(supervisor, damage.workflow_id)
                 await trio.sleep(200)
                 for workflow_id, trouble in supervisor.troubles().items():
-                    if not isinstance(trouble, PerdureError):
-                        raise AssertionError(f"{workflow_id!r} stands still for {trouble!r}") from trouble
+                    assert isinstance(trouble, PerdureError), f"{workflow_id!r} stands still for {trouble!r}"
                 handle = await supervisor.get(BYSTANDER)
                 await handle.message("end")
                 assert await handle.result() == "well"
@@ -111,7 +111,5 @@ async def _ask_everything(supervisor: Supervisor, workflow_id: str) -> None:
 
 async def _answered(ask: Callable[[], Awaitable[object]]) -> None:
     """It is answered, or refused with a typed error."""
-    try:
+    with suppress(PerdureError):
         await ask()
-    except PerdureError:
-        pass
