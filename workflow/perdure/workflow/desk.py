@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import trio
 
-from perdure.storage import decode_value, layout
+from perdure.storage import DecodeError, decode_value, layout
 from perdure.workflow.activation import Activation
 from perdure.workflow.checks import check_duration, check_message_id
 from perdure.workflow.control import deliver, send
@@ -61,11 +61,18 @@ async def find_reply(activation: Activation, request_id: str) -> bytes | None:
     Raises:
         NotARequestError: A message with this id was sent that was no request.
         RequestUnansweredError: The workflow has ended, and has not completed the request.
+        DecodeError: It was completed, and the reply is gone.
     """
     requests, history = activation.requests, activation.history
     if requests.is_answered(request_id):
         await activation.commit_from_outside()  # the reply may still be on its way to the disk
-        return await activation.driver.get(layout.reply_key(request_id))
+        reply = await activation.driver.get(layout.reply_key(request_id))
+        if reply is None and requests.is_answered(request_id):  # not forgotten meanwhile, so whoever waits would do so for ever
+            raise DecodeError(
+                f"workflow {history.workflow_id!r} has completed the request {request_id!r}, and its reply is not stored; the "
+                "namespace is damaged"
+            )
+        return reply
     if not requests.is_open(request_id):
         await activation.mailbox.load_known_ids(activation.driver)
         if activation.mailbox.is_known(request_id) and not requests.is_known(request_id):
