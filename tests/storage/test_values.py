@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time as clock
 import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -632,3 +633,37 @@ print(usage() - before)
 """
     grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert int(grown) < 50_000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda digits: Decimal("7" * digits),
+        lambda digits: Decimal("-" + "7" * digits + "e-5"),
+        lambda digits: Fraction(int(Decimal("7" * digits)), 2),
+        lambda digits: Fraction(3, int(Decimal("7" * digits))),
+    ],
+    ids=["decimal", "negative decimal", "numerator", "denominator"],
+)
+def test_a_number_that_takes_minutes_to_make_is_refused_and_the_longest_that_does_not_comes_back(
+    make: Callable[[int], object],
+) -> None:
+    """S41: decoding holds up the whole process, so what takes time by the square of its length is limited, both ways."""
+    longest = make(19_728)
+    assert decode_value(encode_value(longest)) == longest
+    with pytest.raises(ValueEncodeError, match=r"value\[0\].*65536 bits.*store it as text"):
+        encode_value([make(19_730)])
+
+
+def test_a_stored_number_that_would_take_minutes_to_make_is_damage() -> None:
+    """S41: found out before anything is made of it."""
+    part = b"\xc2\x5a" + (490_000).to_bytes(4, "big") + b"\x7f" * 490_000
+    for data in (b"\xc4\x82\x00" + part, b"\xd8\x1e\x82" + part + b"\x02", b"\xd8\x1e\x82\x02" + part):
+        began = clock.perf_counter()
+        with pytest.raises(ValueDecodeError, match="65536"):
+            decode_value(data)
+        assert clock.perf_counter() - began < 5
+    with pytest.raises(ValueDecodeError):
+        decode_value(b"\xd8\x1e\x82\x01\x00")
+    with pytest.raises(ValueDecodeError):
+        decode_value(b"\xd8\x1e\x82\x01\x61a")

@@ -31,7 +31,7 @@ import trio
 from perdure.actors.catalog import CatalogKeeper
 from perdure.actors.limits import Beginnings, WorkflowLimit
 from perdure.actors.own_namespace import OwnNamespace
-from perdure.storage import Batch, CatalogRow, StorageError, Store, layout
+from perdure.storage import Batch, CatalogRow, DecodeError, StorageError, Store, layout
 from perdure.storage.own_layout import RATE_PREFIX, parse_rate_key, rate_key, rates_prefix
 from perdure.storage.wake import TERMINAL_STATES
 from perdure.workflow import Clock, WorkflowState
@@ -276,8 +276,15 @@ class Admission:
 
     async def _learn_beginnings(self, queue: _Queue, rate: int) -> None:
         """Read when the latest began."""
-        prefix = rates_prefix(queue.workflow_type)
-        stored = [(parse_rate_key(key)[1], layout.decode_u64(value)) for key, value in await self._own.list(prefix)]
+        stored: list[tuple[int, int]] = []
+        for key, value in await self._own.list(rates_prefix(queue.workflow_type)):
+            try:
+                began_ms = layout.decode_u64(value)
+            except DecodeError as error:
+                # As if it had begun now: the limit is kept, and no workflow is held back for longer than its span.
+                began_ms = self._clock.now_ms()
+                _log.error("when a workflow %r began cannot be read; it counts as now: %s", queue.workflow_type, error)
+            stored.append((parse_rate_key(key)[1], began_ms))
         queue.beginnings = Beginnings(rate, queue.limit.per_ms, stored)
 
     async def _admit(self, queue: _Queue) -> None:

@@ -662,7 +662,8 @@ class Residents:
             if deadline_ms is not None:
                 self.deadlines.note(actor.workflow_id, deadline_ms)
         elif wake_ms:
-            if actor.can_run or wake_ms > self._clock.now_ms():  # due already, it would be found, and left, for ever
+            # One whose code is not here and that is due already would be found, and left, for ever.
+            if actor.definition is not None or wake_ms > self._clock.now_ms():
                 self._on_dormant(wake_ms)
         elif (wake_ms == 0 and actor.is_passivated) or (actor.is_started and actor.is_mail_wanted):
             # It is due already, or the message came while it was being evicted, and counts as its next one.

@@ -135,7 +135,12 @@ def describe(standing: Standing) -> ScheduleInfo:
 
 
 def _datetime(moment_ms: int | None, zone: tzinfo) -> datetime | None:
-    return None if moment_ms is None else (_EPOCH + timedelta(milliseconds=moment_ms)).astimezone(zone)
+    if moment_ms is None:
+        return None
+    try:
+        return (_EPOCH + timedelta(milliseconds=moment_ms)).astimezone(zone)
+    except OverflowError:  # after the year 9999
+        return None
 
 
 def define(

@@ -211,6 +211,10 @@ def put_removal(batch: Batch, name: str) -> None:
     batch.delete_prefixes.append(schedule_runs_prefix(name))
 
 
+_MOMENT_MIN_MS: Final = -2_208_988_800_000
+"""The year 1900: what is before is no time of a schedule, and is soon no date."""
+
+
 def decode_definition(data: bytes) -> tuple[Definition, Exception | None]:
     """A definition, and why its times cannot be known here if they cannot.
 
@@ -221,7 +225,7 @@ def decode_definition(data: bytes) -> tuple[Definition, Exception | None]:
     problem: Exception | None = None
     recurrence: Recurrence | None = None
     if "every_ms" in stored:
-        recurrence = Every(_whole(stored, "every_ms"), _whole(stored, "anchor_ms"))
+        recurrence = Every(_whole(stored, "every_ms", least=1), _moment(stored, "anchor_ms"))
     else:
         try:
             recurrence = make_cron(_text(stored, "cron"), _text(stored, "timezone"))
@@ -264,7 +268,7 @@ def decode_cursor(data: bytes) -> Cursor:
         DecodeError: The bytes are no cursor.
     """
     stored = _map(data)
-    next_ms, last_ms = (None if stored.get(key) is None else _whole(stored, key) for key in ("next_ms", "last_ms"))
+    next_ms, last_ms = (None if stored.get(key) is None else _moment(stored, key) for key in ("next_ms", "last_ms"))
     return Cursor(next_ms, last_ms, stored.get("is_paused") is True)
 
 
@@ -295,8 +299,13 @@ def _text(stored: dict[str, Any], key: str) -> str:
     return value
 
 
-def _whole(stored: dict[str, Any], key: str) -> int:
+def _moment(stored: dict[str, Any], key: str) -> int:
+    """A time in milliseconds since the epoch. It may be after the year 9999, as that of a period of a million years."""
+    return _whole(stored, key, least=_MOMENT_MIN_MS)
+
+
+def _whole(stored: dict[str, Any], key: str, *, least: int) -> int:
     value = stored.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise DecodeError(f"a schedule has {value!r} where a whole number belongs, as its {key}")
     return value

@@ -1,7 +1,8 @@
 """CBOR to user values: everything Perdure or the reference engine can have written.
 
 1. Any bytes give a value or a `ValueDecodeError`, nothing else, and no memory is taken for a length that the bytes only
-   claim (cbor2 reads in small chunks; a test holds it to that).
+   claim (cbor2 reads in small chunks; a test holds it to that). Nor is the time of more than a look at each byte: what takes
+   time by the square of its length is bounded (`NUMBER_BITS_MAX`), as decoding holds up everything else in the process.
 2. Decoding yields data and executes nothing: a tag whose usual meaning is an object with behaviour (a regular
    expression, a MIME message, shared references) stays a `TaggedValue`.
 3. What comes back is fresh and mutable, `list`, `dict` and `set`, inside tags as well. Only dict keys and set elements,
@@ -19,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from io import BytesIO
 from math import isfinite
@@ -27,7 +29,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import cbor2
 
-from perdure.storage.value_types import NESTING_MAX, ErrorValue, TaggedValue, ValueDecodeError
+from perdure.storage.value_types import NESTING_MAX, NUMBER_BITS_MAX, ErrorValue, TaggedValue, ValueDecodeError
 
 __all__ = ["SPECIAL_DECIMAL", "decode_value"]
 
@@ -172,8 +174,23 @@ def _decimal(value: Any, immutable: bool) -> Decimal:
     exponent, mantissa = value
     if type(exponent) is not int or type(mantissa) is not int:
         raise ValueDecodeError("decimal fraction of something other than two integers")
+    _check_length(mantissa)
     number = Decimal(mantissa)
     return Decimal((number.is_signed(), number.as_tuple().digits, exponent))
+
+
+def _fraction(value: Any, immutable: bool) -> Fraction:
+    numerator, denominator = value
+    if type(numerator) is not int or type(denominator) is not int:
+        raise ValueDecodeError("fraction of something other than two integers")
+    _check_length(numerator)
+    _check_length(denominator)
+    return Fraction(numerator, denominator)
+
+
+def _check_length(part: int) -> None:
+    if part.bit_length() > NUMBER_BITS_MAX:
+        raise ValueDecodeError(f"a number of {part.bit_length()} bits where at most {NUMBER_BITS_MAX} belong")
 
 
 def _object(value: Any, immutable: bool) -> Decimal | ErrorValue | TaggedValue:
@@ -227,6 +244,7 @@ _DECODERS: Final[dict[int, _Decoder]] = {
     1: _date_number,
     4: _decimal,
     27: _object,
+    30: _fraction,
     64: _bytes,
     68: _bytes,
     259: _map,
@@ -234,5 +252,5 @@ _DECODERS: Final[dict[int, _Decoder]] = {
     **{tag: partial(_typed_array, item) for tag, item in _TYPED_ARRAYS.items()},
     **{tag: partial(_tagged, tag) for tag in _OPAQUE_TAGS},
 }
-"""Tags read here. cbor2 reads the rest of those we write: big integers (2, 3), fractions (30), UUIDs (37), dates (100,
+"""Tags read here. cbor2 reads the rest of those we write: big integers (2, 3), UUIDs (37), dates (100,
 1004) and sets (258)."""

@@ -36,6 +36,7 @@ from perdure.storage.driver import VALUE_BYTES_MAX
 from perdure.storage.value_decoder import SPECIAL_DECIMAL
 from perdure.storage.value_types import (
     NESTING_MAX,
+    NUMBER_BITS_MAX,
     ErrorValue,
     OversizedValueError,
     TaggedValue,
@@ -55,6 +56,11 @@ _SLACK_BYTES: Final = 16 * 1024 * 1024
 _DOUBLE: Final = Struct(">Bd")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_DIGITS_MAX: Final = NUMBER_BITS_MAX // 3
+"""More digits than this have more bits than that, which is so found out before they are made a number."""
+
+_TOO_LONG: Final = f"has a part of over {NUMBER_BITS_MAX} bits, about 19,700 digits; round it, or store it as text"
+
 _PLAIN_DATA: Final = "None, bool, int, float, str, bytes, list, dict, set, datetime, date, Decimal, Fraction or UUID"
 
 _Children: TypeAlias = Iterator[tuple[str | int, object]]
@@ -242,6 +248,8 @@ class _Encoding:
             case Decimal():
                 emit(_decimal(item))
             case Fraction():
+                if max(item.numerator.bit_length(), item.denominator.bit_length()) > NUMBER_BITS_MAX:
+                    raise _Refusal(_TOO_LONG)
                 emit(b"\xd8\x1e\x82" + cbor2.dumps(item.numerator) + cbor2.dumps(item.denominator))
             case UUID():
                 emit(b"\xd8\x25\x50" + item.bytes)
@@ -337,7 +345,9 @@ def _decimal(number: Decimal) -> bytes:
         # NaNs, infinities and negative zeros are not a mantissa and an exponent.
         name, text = SPECIAL_DECIMAL.encode(), Decimal.__str__(number).encode()
         return b"\xd8\x1b\x82" + _head(3, len(name)) + name + _head(3, len(text)) + text
-    return b"\xc4\x82" + cbor2.dumps(exponent) + cbor2.dumps(int(Decimal((sign, digits, 0))))
+    if len(digits) > _DIGITS_MAX or (mantissa := int(Decimal((sign, digits, 0)))).bit_length() > NUMBER_BITS_MAX:
+        raise _Refusal(_TOO_LONG)
+    return b"\xc4\x82" + cbor2.dumps(exponent) + cbor2.dumps(mantissa)
 
 
 def _key_text(key: object) -> str:

@@ -12,6 +12,7 @@ from perdure.storage.errors import DecodeError, EncodeError
 
 __all__ = [
     "NESTING_MAX",
+    "NUMBER_BITS_MAX",
     "UNDEFINED",
     "ErrorValue",
     "OversizedValueError",
@@ -23,6 +24,10 @@ __all__ = [
 
 NESTING_MAX: Final = 100
 """How many containers a value may have inside each other."""
+
+NUMBER_BITS_MAX: Final = 65_536
+"""Most bits that the digits of a `Decimal`, or a part of a `Fraction`, may have: making one takes time by the square of that,
+during which nothing else runs (at 4 million bits: minutes)."""
 
 UNDEFINED: Final = b"\xf7"
 """CBOR `undefined`: what the reference engine stores where there is no value, as in a loop without state."""

@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import trio
 
 from perdure.storage import Batch, Driver, FormatVersionError, encode_value, layout
-from perdure.storage.errors import EncodeError, StorageError
+from perdure.storage.errors import DecodeError, EncodeError, StorageError
 from perdure.workflow.arrivals import Arrivals
 from perdure.workflow.birth import NOTHING_SPECIAL, Birth
 from perdure.workflow.clock import Clock, SystemClock
@@ -202,14 +203,15 @@ class Activation:
         """
         clock = clock or SystemClock()
         ids = ids or Uuid7Generator(clock)
-        history = await History.load(workflow_id, driver)
-        _check_format(history)
-        ids.start_after(history.last_entry_id)
-        mailbox = await Mailbox.load(driver, history.pending)
-        if not driver.atomic_batch:
-            # The batch that recorded a message may have been cut before it took the message out of the mailbox.
-            mailbox.drop(read_message_ids(history))
-        requests = await Requests.load(driver, history.pending)
+        with _naming(workflow_id):
+            history = await History.load(workflow_id, driver)
+            _check_format(history)
+            ids.start_after(history.last_entry_id)
+            mailbox = await Mailbox.load(driver, history.pending)
+            if not driver.atomic_batch:
+                # The batch that recorded a message may have been cut before it took the message out of the mailbox.
+                mailbox.drop(read_message_ids(history))
+            requests = await Requests.load(driver, history.pending)
         return cls(driver, history, mailbox, requests, clock=clock, ids=ids, step_limiter=step_limiter, hooks=hooks)
 
     @classmethod
@@ -239,10 +241,11 @@ class Activation:
         """
         clock = clock or SystemClock()
         workflow_id = (await driver.get(layout.WORKFLOW_ID_KEY) or b"").decode(errors="replace")
-        history = await History.load_fields(workflow_id, driver)
-        _check_format(history)
-        mailbox = await Mailbox.load_end(driver, history.pending, limit=mailbox_limit)
-        requests = await Requests.load(driver, history.pending)
+        with _naming(workflow_id):
+            history = await History.load_fields(workflow_id, driver)
+            _check_format(history)
+            mailbox = await Mailbox.load_end(driver, history.pending, limit=mailbox_limit)
+            requests = await Requests.load(driver, history.pending)
         activation = cls(driver, history, mailbox, requests, clock=clock, ids=Uuid7Generator(clock))
         activation.mailbox_limit = mailbox_limit
         return activation
@@ -885,6 +888,16 @@ class Activation:
             if self._leaves_parked and error is None:
                 self.close(Closing.STORAGE, failure)
                 raise
+
+
+@contextmanager
+def _naming(workflow_id: str) -> Generator[None]:
+    """Whoever meets damage is told whose it is."""
+    try:
+        yield
+    except DecodeError as error:
+        error.message = f"workflow {workflow_id!r} cannot be read, as what is stored of it is damaged: {error.message}"
+        raise
 
 
 def _check_format(history: History) -> None:

@@ -67,7 +67,9 @@ async def find_reply(activation: Activation, request_id: str) -> bytes | None:
     if requests.is_answered(request_id):
         await activation.commit_from_outside()  # the reply may still be on its way to the disk
         reply = await activation.driver.get(layout.reply_key(request_id))
-        if reply is None and requests.is_answered(request_id):  # not forgotten meanwhile, so whoever waits would do so for ever
+        if reply is None and requests.is_answered(
+            request_id
+        ):  # not forgotten meanwhile, so whoever waits would do so for ever
             raise DecodeError(
                 f"workflow {history.workflow_id!r} has completed the request {request_id!r}, and its reply is not stored; the "
                 "namespace is damaged"
