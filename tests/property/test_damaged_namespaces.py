@@ -13,7 +13,7 @@ import pytest
 import trio
 from damage import misshapen, mutated
 from guests import BYSTANDER, GUEST, MOMENTS, Guest, Moment, hosted, recorded
-from harness import MovableClock
+from harness import MovableClock, scheduled
 from survival import Damage, host_with, read_with
 from trio.testing import MockClock
 
@@ -34,7 +34,8 @@ KNOWN = {
 
 async def left_open(moment: Moment) -> Guest:
     """What the guest left, and what only a death between two batches leaves."""
-    found = await recorded(moment)
+    with scheduled(1):  # else names would be numbered otherwise each time
+        found = await recorded(moment)
     pairs = found.namespaces[GUEST]
     pairs.setdefault(layout.DUTIES_KEY, encode_value(["tell"]))
     pairs.setdefault(layout.IDLE_ACTIVATIONS_KEY, layout.encode_u64(1))
