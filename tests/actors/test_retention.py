@@ -105,6 +105,41 @@ async def test_what_has_duties_or_a_problem_or_is_recovered_is_not_deleted(
         assert set(disk.rows) == {"owing", "sick"}
 
 
+async def test_what_comes_back_while_others_are_deleted_is_kept(
+    disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S43: whether it has ended is asked again when its turn comes, also of one that is not in memory."""
+    is_broken = True
+
+    @workflow(name="mended")
+    async def mended(ctx: Context, input: None) -> None:
+        if is_broken:
+            raise ValueError("no")
+        await ctx.sleep("nap", 30 * DAY)
+
+    async with disk.process(mended, retention={"failed": 10}) as supervisor:
+        for name in ("first", "second"):
+            await supervisor.spawn(mended, name)
+        delete = disk.store.delete
+        begun = trio.Event()
+
+        async def slow(workflow_id: str) -> None:
+            begun.set()
+            await trio.sleep(60)
+            await delete(workflow_id)
+
+        monkeypatch.setattr(disk.store, "delete", slow)
+        await begun.wait()
+        is_broken = False
+        handle = await supervisor.get("second")
+        await handle.recover()
+        await trio.sleep(1)
+        await handle.evict()
+        await trio.sleep(DAY)
+        assert set(disk.rows) == set(disk.namespaces) == {"second"}
+        assert await handle.get_state() is WorkflowState.SLEEPING
+
+
 async def test_one_that_cannot_be_deleted_does_not_keep_the_others(
     disk: Disk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
