@@ -55,6 +55,12 @@ else
     workers="-n auto --maxprocesses 4"
 fi
 
+# The tests start hundreds of processes. Each would compile everything anew where the environment says not to keep what was
+# compiled; so it is kept, out of the way.
+unset PYTHONDONTWRITEBYTECODE
+PYTHONPYCACHEPREFIX=$PWD/build/pycache
+export PYTHONPYCACHEPREFIX
+
 if [ $# -eq 0 ]; then
     budget="--incarnations=10000 --incarnations-file=build/incarnations.json --figures-file=build/figures.json"
 else
