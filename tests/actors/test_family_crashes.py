@@ -30,6 +30,8 @@ from perdure.workflow import (
     workflow,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 WHENS: tuple[When, ...] = ("before", "after")
 effects: list[str] = []
 

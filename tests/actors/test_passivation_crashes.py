@@ -23,6 +23,8 @@ from perdure.actors import Supervisor, SupervisorClosedError
 from perdure.storage import StorageError, layout
 from perdure.workflow import Context, Message, QueueTimeoutError, WorkflowState, current_step, workflow
 
+pytestmark = pytest.mark.exhaustive
+
 WHENS: tuple[When, ...] = ("before", "after")
 FOR_ANOTHER: dict[str, Any] = {"idle_timeout": None, "max_live": 1}
 AT_ONCE: dict[str, Any] = {"idle_timeout": 0.0, "max_live": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +17,20 @@ def mode(request: pytest.FixtureRequest) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Plays under a supervisor are run on one driver: which it is, the supervisor does not know, and they take long.
 
-    They are `exhaustive`: under the newest Python the plays are run without one, and the supervisor's own tests are.
+    They are `exhaustive`, and so are plays in live mode on files: under the newest Python plays are run in both modes in memory,
+    and in the one that reads more on files; the supervisor's own tests are run as well.
     """
 
-    def is_hosted(item: pytest.Item) -> bool:
-        return getattr(getattr(item, "callspec", None), "params", {}).get("mode") == "hosted"
+    def cell(item: pytest.Item) -> tuple[str | None, str | None]:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        return params.get("mode"), params.get("driver_kind")
 
     def is_double(item: pytest.Item) -> bool:
-        return is_hosted(item) and item.callspec.params.get("driver_kind") == "sqlite"  # type: ignore[attr-defined]
+        return cell(item) == ("hosted", "sqlite")
 
-    for item in items:
-        if is_hosted(item):
+    for item in items:  # of the whole session
+        is_ours = item.path.parent == Path(__file__).parent
+        if is_ours and (cell(item)[0] == "hosted" or cell(item) == ("live", "sqlite")):
             item.add_marker(pytest.mark.exhaustive)
 
     double = [item for item in items if is_double(item)]
