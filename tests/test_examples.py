@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -481,3 +482,40 @@ def test_parcels_and_messages_go_on_after_a_kill_and_nothing_is_done_twice(tmp_p
     assert killed[-1] == "process killed"
     assert sorted({*killed[:-1], *again[: -len(CHILDREN_DONE)]}) == ["book packed", "lamp packed"]
     assert again[-len(CHILDREN_DONE) :] == CHILDREN_DONE
+
+
+def run_shop_tests(directory: Path, *, has_bug: bool) -> tuple[int, str]:
+    """Run the tests of examples/tested_order as the project of its own that it is, without any plugin for async tests."""
+    shop = directory / "tested_order"
+    shutil.copytree(EXAMPLES / "tested_order", shop, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["-q", "-W", "error", "-p", "no:trio", "-p", "no:anyio", "-p", "no:cacheprovider"]
+    environment = {name: value for name, value in os.environ.items() if name != "TESTED_ORDER_BUG"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=shop,
+        env=environment | ({"TESTED_ORDER_BUG": "1"} if has_bug else {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_tested_order_passes_its_tests(tmp_path: Path) -> None:
+    status, printed = run_shop_tests(tmp_path, has_bug=False)
+    assert status == 0, printed
+    assert "3 passed" in printed
+
+
+def test_the_tested_order_s_planted_bug_is_found_and_the_docs_tell_its_story(tmp_path: Path) -> None:
+    """S39: the story in docs/how-to/test-your-workflows.md is the one that pytest prints."""
+    status, printed = run_shop_tests(tmp_path, has_bug=True)
+    assert status == 1, printed
+    assert "3 failed" in printed
+    page = (ROOT / "docs" / "how-to" / "test-your-workflows.md").read_text(encoding="utf-8")
+    story = page.partition("```text\n")[2].partition("```")[0]
+    assert story.startswith("order does not survive a crash")
+    errors = [line.removeprefix("E").strip() for line in printed.splitlines() if line.startswith("E ")]
+    told = "\n".join(line for line in errors if line).replace("perdure.testing.errors.RecoveryDiffersError: ", "")
+    assert "\n".join(line.strip() for line in story.splitlines() if line) in told

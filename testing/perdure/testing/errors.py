@@ -10,6 +10,7 @@ __all__ = [
     "EffectRefusedError",
     "EffectTimeoutError",
     "EndlessRunError",
+    "ExplorationError",
     "HistoryFileError",
     "NotRepeatableError",
     "NotReplayableError",
@@ -68,7 +69,16 @@ class EffectKeyError(PerdureError):
     key: str
 
 
-class RecoveryDiffersError(PerdureError, AssertionError):
+class ExplorationError(PerdureError, AssertionError):
+    """An exploration found something, or cannot explore; `only` is the run, as `explore_crashes(only=...)` takes it.
+
+    An `AssertionError`, as it is a test that fails.
+    """
+
+    only: str
+
+
+class RecoveryDiffersError(ExplorationError):
     """A run with crashes did not end as the one without. The text tells the whole story.
 
     Attributes:
@@ -77,12 +87,11 @@ class RecoveryDiffersError(PerdureError, AssertionError):
         story: What the processes did.
     """
 
-    only: str
     differences: tuple[str, ...]
     story: str
 
 
-class NotRepeatableError(PerdureError, AssertionError):
+class NotRepeatableError(ExplorationError):
     """Two runs without a crash, with the same seed, are not alike: nothing can be said of crashes yet.
 
     Attributes:
@@ -90,21 +99,18 @@ class NotRepeatableError(PerdureError, AssertionError):
         differences: What was otherwise, in sentences.
     """
 
-    only: str
     differences: tuple[str, ...]
 
 
-class EndlessRunError(PerdureError, AssertionError):
+class EndlessRunError(ExplorationError):
     """A run did not come to an end: the workflow waits for something that never comes, or goes on for ever.
 
     Attributes:
         only: The run, as `only=` takes it.
     """
 
-    only: str
 
-
-class UnexpectedEndingError(PerdureError, AssertionError):
+class UnexpectedEndingError(ExplorationError):
     """The workflow ends in another state than it was to end in, already without a crash.
 
     Attributes:
@@ -112,7 +118,6 @@ class UnexpectedEndingError(PerdureError, AssertionError):
         state: In which state it ended.
     """
 
-    only: str
     state: WorkflowState
 
 

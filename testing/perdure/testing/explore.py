@@ -18,7 +18,7 @@ from perdure.actors import WorkflowLike
 from perdure.testing.asked import Asked, MailLike, RecoveryCrashes
 from perdure.testing.bridge import Link, in_thread
 from perdure.testing.differences import ASPECTS, Aspect
-from perdure.testing.errors import VirtualTimeError
+from perdure.testing.errors import ExplorationError, VirtualTimeError
 from perdure.testing.explorer import Exploration, Explorer
 from perdure.testing.scenario import FinishedRun
 from perdure.workflow import Context, WorkflowState
@@ -93,8 +93,10 @@ async def explore_crashes(
         What was explored: explored equals counted.
 
     Raises:
+        ExplorationError: An `AssertionError`, which is one of the next four.
         RecoveryDiffersError: A run with a crash ended otherwise. The text is the story.
         NotRepeatableError: The workflow does not even do the same twice without a crash.
+        UnexpectedEndingError: It ends in another state than `ends_as`, already without a crash.
         EndlessRunError: A run did not come to an end.
         InvalidArgumentError: An argument is wrong.
     """
@@ -120,7 +122,10 @@ async def explore_crashes(
         only=only,
         options=options,
     )
-    return await in_thread(lambda link: Explorer(asked, link).explore())
+    try:
+        return await in_thread(lambda link: Explorer(asked, link).explore())
+    except ExplorationError as error:
+        raise error.with_traceback(None) from error.__cause__  # the kit's own frames tell a user nothing
 
 
 def explore_crashes_now(
@@ -175,5 +180,8 @@ def explore_crashes_now(
             only=only,
             options=options,
         )
-        return Explorer(asked, Link()).explore()
+        try:
+            return Explorer(asked, Link()).explore()
+        except ExplorationError as error:
+            raise error.with_traceback(None) from error.__cause__
     raise VirtualTimeError("this would block Trio; write `await explore_crashes(...)`")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Final
 
 from perdure.testing.asked import Asked
@@ -24,6 +25,7 @@ from perdure.testing.story import hints_for, story_of
 __all__ = ["Exploration", "Explorer"]
 
 _CALL_MAX: Final = 100
+_WIDTH: Final = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,6 @@ class Explorer:
 
     def explore(self) -> Exploration:
         """All of it. Blocks."""
-        __tracebackhide__ = True
         if self.asked.only is not None:
             crashes, seed = self.asked.only
             whole = self._whole(seed)
@@ -87,7 +88,6 @@ class Explorer:
         return Exploration(points, self.runs, self.crashes, self.interrupted, tuple(seeds), wholes[0])
 
     def _explore_seed(self, whole: FinishedRun) -> None:
-        __tracebackhide__ = True
         explored = 0
         for number in range(len(whole.writes)):
             for when in ("before", "after"):
@@ -123,7 +123,6 @@ class Explorer:
 
     def _whole(self, seed: int) -> FinishedRun:
         """The run without a crash; that it can be repeated is seen."""
-        __tracebackhide__ = True
         whole = self._run((), seed)
         self._check_end(whole)
         if self.asked.check is not None:
@@ -138,7 +137,6 @@ class Explorer:
         return whole
 
     def _explored(self, crashes: tuple[CrashPoint, ...], whole: FinishedRun) -> FinishedRun:
-        __tracebackhide__ = True
         run = self._run(crashes, whole.seed)
         first = crashes[0]
         differences = list(_other_writes(run, whole, first.write))
@@ -209,7 +207,7 @@ class Explorer:
             f"{self.asked.name} does not survive a crash {' and '.join(map(str, run.crashes))}.",
             "\n".join(f"  {difference}" for difference in found),
             story,
-            *hints,
+            *(fill(hint, _WIDTH) for hint in hints),
             f"To repeat this run alone:\n  {self._call(run.only)}",
         ]
         return RecoveryDiffersError("\n\n".join(parts) + "\n", only=run.only, differences=tuple(found), story=story)

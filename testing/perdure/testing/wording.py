@@ -195,7 +195,7 @@ def _entry(path: tuple[str | int, ...], entry: Entry, metadata: EntryMetadata | 
 
 def _step(name: str, kind: StepEntry, metadata: EntryMetadata | None) -> str:
     if metadata is not None and metadata.status is EntryStatus.COMPLETED:
-        return f"step {name} is recorded: {_value(kind.output)}"
+        return f"step {name} is recorded{'' if kind.output is None else f': {_value(kind.output)}'}"
     if kind.error is not None:
         attempts = 0 if metadata is None else metadata.attempts
         return f"step {name} fails: {kind.error} (attempt {attempts})"
