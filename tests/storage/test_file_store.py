@@ -13,6 +13,7 @@ import trio
 import trio.testing
 from file_stores import damage, opened, read, row, spawn
 
+from perdure.storage.catalog import Catalog
 from perdure.storage.directory import DataDirectory, Host
 from perdure.storage.errors import (
     CommitUnknownError,
@@ -21,12 +22,15 @@ from perdure.storage.errors import (
     NamespaceNotFoundError,
     StorageError,
     StoreBusyError,
+    StoreLockedError,
     UnsupportedFileSystemError,
 )
 from perdure.storage.file_store import FileStore
 from perdure.storage.naming import WorkflowIdError, parse_file_name
+from perdure.storage.process_lock import ProcessLock
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import connect_file
+from perdure.storage.sqlite_namespace import Namespace
 
 
 @pytest.fixture
@@ -34,7 +38,31 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-# What the directory holds.
+# What the directory holds, and until when it is owned.
+
+
+async def test_it_is_owned_until_everything_in_it_is_closed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S42: nobody else gets it while a file of it is still open, which closing would write to."""
+    closed: list[str] = []
+
+    def watch(owner: type[Any], close: Any) -> None:
+        def closing(self: Any) -> None:
+            with pytest.raises(StoreLockedError):
+                ProcessLock.take(data / "lock")
+            close(self)
+            closed.append(owner.__name__)
+
+        monkeypatch.setattr(owner, "close", closing)
+
+    store = FileStore(data)
+    await store.acquire()
+    await store.open_driver("order-1", create=True)
+    await store.open_own()
+    watch(Namespace, Namespace.close)
+    watch(Catalog, Catalog.close)
+    await store.aclose()
+    assert sorted(closed) == ["Catalog", "Namespace", "Namespace"]
+    ProcessLock.take(data / "lock").release()
 
 
 async def test_the_directory_is_laid_out_as_documented(data: Path) -> None:
