@@ -8,7 +8,7 @@ export PYTHON
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kill9 soak mutants figures reference lint types scenarios bench env clean distclean
+.PHONY: help demo test kill9 soak mutants figures golden reference lint types scenarios bench env clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ mutants: ## Plant known bugs one at a time, and see which test catches each (ARG
 figures: ## Put what `make test` and `make mutants` have counted into docs/explanation/how-we-test.md
 	@tools/setup.sh .venv run $(PYTHON)
 	$(python) tools/figures.py $(ARGS)
+
+golden: ## Record the golden histories of this release (tests/replay/golden); one that is recorded stays as it is
+	@tools/setup.sh .venv test $(PYTHON)
+	PYTHONPATH=tests/support $(python) tests/replay/record.py
 
 reference: ## Run this engine and the reference engine by turns on the same bytes (needs node and npm)
 	@tools/setup.sh .venv test $(PYTHON)
