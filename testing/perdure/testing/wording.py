@@ -43,9 +43,9 @@ __all__ = ["Wording"]
 _UNREADABLE: Final = "(what cannot be read here)"
 _SILENT_STATES: Final = ("running", "sleeping")
 _OTHERS: Final = {
-    "rows": "the catalog's note of where {} stands",
-    "create": "the place where {} is kept",
-    "delete": "the removal of {}",
+    "rows": "the catalog's note on {}",
+    "create": "a place for {} is made",
+    "delete": "{} is removed",
     "own": "a note of the supervisor's",
     "batch": "bookkeeping of {}",
 }
@@ -94,7 +94,7 @@ class Wording:
 
     def named(self, point: WritePoint) -> str:
         """What it says, bookkeeping included."""
-        whose = repr(point.workflow_id) if point.workflow_id else "the workflows"
+        whose = f"workflow {point.workflow_id!r}" if point.workflow_id else "several workflows"
         return "; ".join(self.of(point)) or _OTHERS[point.kind].format(whose)
 
 
@@ -145,14 +145,15 @@ def _end(workflow_id: str, puts: dict[bytes, bytes]) -> Iterator[str]:
     state = puts.get(layout.STATE_KEY, b"").decode(errors="replace")
     if not state or state in _SILENT_STATES or layout.INPUT_KEY in puts:
         return
-    if state == "rolling_back":
-        yield f"workflow {workflow_id!r} begins to roll back"
-    elif layout.ERROR_KEY in puts:
+    reason = ""
+    if layout.ERROR_KEY in puts:
         error = cast("dict[str, Any]", _decoded(puts[layout.ERROR_KEY]))
-        yield f"workflow {workflow_id!r} ends as {state}: {error.get('name')}: {error.get('message')}"
+        reason = f": {error.get('name')}: {error.get('message')}"
+    if state == "rolling_back":
+        yield f"workflow {workflow_id!r} begins to roll back{reason}"
     else:
         output = puts.get(layout.OUTPUT_KEY)
-        yield f"workflow {workflow_id!r} ends as {state}{'' if output is None else f': {_value(output)}'}"
+        yield f"workflow {workflow_id!r} ends as {state}{reason}{'' if output is None else f': {_value(output)}'}"
 
 
 def _entry(path: tuple[str | int, ...], entry: Entry, metadata: EntryMetadata | None) -> Iterator[str]:
@@ -178,7 +179,8 @@ def _entry(path: tuple[str | int, ...], entry: Entry, metadata: EntryMetadata | 
             message = _decoded(kind.body)
             if isinstance(message, dict) and "createdAt" in message:
                 read = cast("dict[str, Any]", message)
-                yield f"queue {name} reads message {read.get('name')!r}: {shown(read.get('body'))}"
+                verb = "is done with" if read.get("completed") else "reads"
+                yield f"queue {name} {verb} message {read.get('name')!r}: {shown(read.get('body'))}"
         case RollbackCheckpointEntry():
             yield f"rollback checkpoint {name}"
         case JoinEntry():
