@@ -26,6 +26,14 @@ settings.register_profile("perdure", deadline=None)
 settings.load_profile("perdure")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of both modes on both drivers: three of the four cells run under the newest Python as well, which has all in them."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if params.get("mode") == "live" and params.get("driver_kind") == "sqlite":
+            item.add_marker(pytest.mark.exhaustive)
+
+
 @pytest.fixture(params=["yield", "live"])
 def mode(request: pytest.FixtureRequest) -> RunMode:
     """The run mode; a test that takes it runs in both."""

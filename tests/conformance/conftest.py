@@ -17,8 +17,7 @@ def mode(request: pytest.FixtureRequest) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Plays under a supervisor are run on one driver: which it is, the supervisor does not know, and they take long.
 
-    They are `exhaustive`, and so are plays in live mode on files: under the newest Python plays are run in both modes in memory,
-    and in the one that reads more on files; the supervisor's own tests are run as well.
+    Under the newest Python plays are run in yield mode in memory alone: all others are `exhaustive`.
     """
 
     def cell(item: pytest.Item) -> tuple[str | None, str | None]:
@@ -30,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     for item in items:  # of the whole session
         is_ours = item.path.parent == Path(__file__).parent
-        if is_ours and (cell(item)[0] == "hosted" or cell(item) == ("live", "sqlite")):
+        if is_ours and "mode" in item.fixturenames and cell(item) != ("yield", "memory"):
             item.add_marker(pytest.mark.exhaustive)
 
     double = [item for item in items if is_double(item)]
