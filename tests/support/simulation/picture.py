@@ -28,7 +28,8 @@ from perdure.storage.schema import (
 )
 from perdure.storage.values import decode_value
 from perdure.storage.wake import TERMINAL_STATES, wake_of
-from perdure.testing import SimulatedDisk, WritePoint
+from perdure.testing import CrashPoint, SimulatedDisk, WritePoint
+from perdure.testing.faults import When
 from simulation.world import World
 
 __all__ = ["Picture", "about"]
@@ -46,6 +47,7 @@ class Picture:
     Attributes:
         namespaces: The pairs of each workflow.
         is_new: Whether the process that runs has begun new history.
+        dies_at: At which write of a kind the process is to die; see `LifePlan`.
         last: What the write that was begun last was about: a primitive, or something else.
     """
 
@@ -55,11 +57,13 @@ class Picture:
         self.namespaces: dict[str, dict[bytes, bytes]] = {}
         self.is_new = False
         self.last = "nothing"
+        self.dies_at: tuple[str, int, When] | None = None
 
     def watch(self, point: WritePoint, when: str) -> None:
         """A write begins or is done; for `WriteGate.on_write`."""
         if when == "before":
             self.last = about(point)
+            self._die_if_told(point)
             return
         if self.disk.gate.faults.get(point.number) == "lost":
             self.world.note(f"write {point.number} of {point.workflow_id or 'all'} is lost")
@@ -75,6 +79,21 @@ class Picture:
                 pass
         if point.workflow_id:
             self._check_wake(point.workflow_id)
+
+    def _die_if_told(self, point: WritePoint) -> None:
+        if self.dies_at is None:
+            return
+        kind, count, when = self.dies_at
+        if kind not in self.last.split("+"):
+            return
+        if count:
+            self.dies_at = kind, count - 1, when
+            return
+        self.dies_at, gate = None, self.disk.gate
+        gate.crash_at = CrashPoint(point.number, when)
+        if when == "before":
+            gate.died_at = point
+            gate.die()
 
     def _apply(self, workflow_id: str, batch: Batch) -> None:
         pairs = self.namespaces.setdefault(workflow_id, {})
@@ -213,7 +232,7 @@ def about(point: WritePoint) -> str:
     if kinds:
         return "+".join(kinds)
     if any(key.startswith(layout.MAILBOX_PREFIX) for key, _ in batch.puts):
-        return "message arrives"
+        return "arrival"
     if any(key == layout.STATE_KEY for key, _ in batch.puts):
         return "state"
     return "alarm" if batch.alarm is not None else "other"

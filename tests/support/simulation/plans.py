@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from perdure.testing import CrashPoint, Fault
+from perdure.testing.faults import When
 
 __all__ = [
     "CHILD",
@@ -50,6 +51,12 @@ SINK: Final = "sink"
 
 STREAM_SENDERS: Final = ("x", "y")
 """The clients that send to one stream, each in its order."""
+
+_KINDS: Final = (
+    *("race", "race", "join", "loop", "step", "message", "sleep", "versioncheck", "rollbackcheckpoint"),
+    *("arrival", "state", "alarm", "other", "create", "delete", "own"),
+)
+"""Kinds of writes, as `picture.about` names them."""
 
 _FAULTS: Final[Sequence[Fault]] = ("refused", "full", "io", "lost", "applied")
 
@@ -105,6 +112,7 @@ class LifePlan:
 
     Attributes:
         crash_at: At which of its writes it dies.
+        dies_at: At which of its writes of one kind it dies otherwise, on which side: seldom ones get their share so.
         dies_after_s: When it dies otherwise, whatever it does.
         faults: What goes wrong with its writes of these numbers.
         write_s: How long each write takes.
@@ -116,6 +124,7 @@ class LifePlan:
     """
 
     crash_at: CrashPoint | None = None
+    dies_at: tuple[str, int, When] | None = None
     dies_after_s: float | None = None
     faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
     write_s: float = 0.0
@@ -173,15 +182,19 @@ def make_plan(random: Random, *, deaths_max: int = 8) -> Plan:
 
 
 def _life(random: Random) -> LifePlan:
-    how = random.choice(["write", "write", "write", "write", "time", "leaves"])
+    how = random.choice(["write", "write", "kind", "kind", "kind", "time", "leaves"])
     faults: dict[int, Fault] = {}
     if random.randint(0, 2) == 0:
         faults = {random.randint(0, 60): random.choice(_FAULTS) for _ in range(random.randint(1, 4))}
     crash_at = None
     if how == "write":
         crash_at = CrashPoint(random.randint(0, random.choice([4, 12, 30, 80])), random.choice(["before", "after"]))
+    dies_at: tuple[str, int, When] | None = None
+    if how == "kind":
+        dies_at = (random.choice(_KINDS), random.choice([0, 0, 1, 3, 8]), random.choice(["before", "after"]))
     return LifePlan(
         crash_at=crash_at,
+        dies_at=dies_at,
         dies_after_s=random.choice([0.0, 0.3, 2.0, 30.0]) if how == "time" else None,
         faults=faults,
         write_s=random.choice([0.0, 0.0, 0.003, 0.05]),

@@ -134,7 +134,7 @@ class _Run:
         """Run one process; whether all is done."""
         world, picture = self.world, self.picture
         world.boot()
-        picture.is_new = False
+        picture.is_new, picture.dies_at = False, None if life is None else life.dies_at
         if life is not None and life.loses_catalog and self.disk.path is not None:
             for file in self.disk.path.glob("catalog.sqlite*"):
                 file.unlink()
