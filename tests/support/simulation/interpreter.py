@@ -30,7 +30,7 @@ from perdure.workflow import (
     current_step,
     workflow,
 )
-from simulation.plans import CHILD, SINK, Part, Program
+from simulation.plans import CHILD, SHARED, SINK, Part, Program
 from simulation.world import Key, World, current_world
 
 __all__ = ["WORKFLOWS", "play"]
@@ -245,6 +245,11 @@ class _Play:
             "ending": "fails" if part["fails"] else "returns",
         }
         return await ctx.call(name, CHILD, input, on_parent_end=part["on_parent_end"])
+
+    async def _shared(self, ctx: Context, part: Part, name: str, place: str) -> Any:
+        number = part["number"]
+        input = {"generation": 0, "program": SHARED[number], "ending": "returns"}
+        return await ctx.call(name, CHILD, input, workflow_id=f"shared-{number}", on_parent_end="leave")
 
 
 def _end(ending: str) -> str:

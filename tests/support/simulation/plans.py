@@ -23,6 +23,7 @@ from perdure.testing.faults import When
 __all__ = [
     "CHILD",
     "PLAY_KINDS",
+    "SHARED",
     "SINK",
     "LifePlan",
     "Part",
@@ -239,11 +240,17 @@ def _workflow(random: Random, number: int) -> WorkflowPlan:
 _ALONE: Final = ("step", "step", "step", "sleep", "once", "value", "send", "attributes")
 _IN_RACE: Final = (*_ALONE, "read", "batch", "timed")
 _LEAVES: Final[Mapping[str, Sequence[str]]] = {
-    "main": (*_IN_RACE, "stream", "answer"),
+    "main": (*_IN_RACE, "stream", "answer", "shared"),
     "race": _IN_RACE,  # what a branch has read goes back once it has lost, and has no order any more
     "child": _ALONE,  # nobody sends to it
 }
 _COMPOSITES: Final = ("join", "race", "loop", "block", "call")
+
+SHARED: Final[Sequence[Program]] = (
+    [{"do": "sleep", "seconds": 2}],
+    [{"do": "step", "seconds": 0.5, "ending": "fails once", "is_ephemeral": False, "is_plain": False}, {"do": "send"}],
+)
+"""What the children do that any number of workflows call under one id, by its number."""
 
 
 def _program(random: Random, *, depth: int, length_max: int, where: str = "main") -> Program:
@@ -271,6 +278,8 @@ def _part(random: Random, *, depth: int, where: str) -> Part:
             return {"do": "batch", "count": random.randint(1, 3)}
         case "timed":
             return {"do": "timed", "seconds": random.choice([0, 1, 40]), "is_sent": random.randint(0, 1) == 1}
+        case "shared":
+            return {"do": "shared", "number": random.randint(0, len(SHARED) - 1)}
         case "stream" | "answer":
             return {"do": what, "count": random.randint(1, 3), "nap": random.choice([0, 0, 0.3, 50])}
         case _:

@@ -278,7 +278,7 @@ class _Run:
 
     def _replay_all(self) -> None:
         for workflow_id, pairs in self.picture.namespaces.items():
-            if self.picture.state(workflow_id) in ("running", "sleeping") and workflow_id != SINK:
+            if self.picture.state(workflow_id) in ("running", "sleeping"):
                 self.figures.replays += 1
                 replay_aside(self.world, workflow_id, pairs)
 
