@@ -197,6 +197,22 @@ class TestReindex:
             assert await supervisor.count(state="completed") == 3
             assert effects == []
 
+    async def test_a_sleeper_with_mail_that_it_does_not_wait_for_wakes_in_time_after_a_reindex(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """S45, S50: its row, read from its file, says "at once"; that is right again before it leaves memory."""
+        async with disk.process(nap, idle_timeout=10.0) as supervisor:
+            handle = await supervisor.spawn(nap, "sleeper", 500)
+            await handle.message("later", None)
+            await trio.sleep(1)
+            await supervisor.reindex()
+            await trio.sleep(100)
+            assert [info.is_live for info in await supervisor.list()] == [False]
+            with trio.fail_after(450):
+                while await supervisor.count(state="completed") == 0:  # nobody asks for it, which would bring it in
+                    await trio.sleep(10)
+            assert effects == ["sleeper"]
+
     @pytest.mark.parametrize("harm", ["deleted", "older", "garbage", "an older version"])
     async def test_a_catalog_that_was_harmed_between_two_lives_is_made_anew(
         self, disk: Disk, autojump_clock: MockClock, harm: str

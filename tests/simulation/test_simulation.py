@@ -35,7 +35,7 @@ def test_whatever_happens_every_oracle_holds(first: int) -> None:
     total = Figures()
     for seed in range(first, first + _BLOCK):
         total.add(simulate(seed))
-    assert total.killed >= _BLOCK  # else the seeds mean something else by now, and test little
+    assert total.killed >= _BLOCK // 3  # else the seeds mean something else by now, and test little
 
 
 @pytest.mark.parametrize("seed", range(1000, 1008))

@@ -285,9 +285,16 @@ class Overseer:
             SupervisorClosedError: The supervisor is leaving its block.
         """
         await self._look()
-        changed = await self._store.reindex()
-        if changed:
-            self._alarms.look_again()
+        changed = -1  # nobody knows what it came to, should it fail
+        try:
+            changed = await self._store.reindex()
+        finally:
+            if changed:
+                # Mail that a live workflow does not wait for made its row wake it at once. It keeps its own time, and its row
+                # would say so still when it has left memory, where such rows are not looked for any more.
+                for actor in self._residents.live.values():
+                    self._keeper.put_later(actor.driver.row)
+                self._alarms.look_again()
         return changed
 
     async def _look(self) -> None:
