@@ -389,6 +389,19 @@ class TestWhatCannotBeExplored:
         explored = await explore_crashes(counting, ignore=["count"], compare=["state", "history", "effects"])
         assert explored.write_points > 3
 
+    async def test_a_workflow_that_does_not_write_the_same_twice(self) -> None:
+        """It records the same; but writes are what crashes are counted by."""
+        runs: list[FinishedRun] = []
+
+        @workflow
+        async def hesitant(ctx: Context, _: None) -> None:
+            await ctx.step("first", trio.lowlevel.checkpoint, ephemeral=bool(runs))  # then it goes with the next write
+            await ctx.step("second", trio.lowlevel.checkpoint)
+
+        with pytest.raises(NotRepeatableError, match=r"in the first run") as caught:
+            await explore_crashes(hesitant, check=runs.append)
+        assert caught.value.only == "no crash@seed0"
+
     async def test_a_workflow_that_waits_for_what_never_comes(self) -> None:
         with pytest.raises(EndlessRunError, match=r"order-1.*messages=.*no crash@seed0") as caught:
             await explore_crashes(order, 5)
@@ -453,23 +466,23 @@ class TestHowItIsCalled:
             explore_crashes_now(order, 5)
 
     async def test_in_real_time_under_a_timeout_it_lets_go(self) -> None:
-        """Cancelled, it ends the run in progress; nothing goes on behind its caller's back."""
-        begun: list[float] = []
+        """Cancelled, it ends the run in progress, here one without end; nothing goes on behind its caller's back."""
+        ticks: list[float] = []
 
-        async def slow() -> None:
-            begun.append(trio.current_time())
+        async def tick(ctx: Context, _: None) -> None:
+            ticks.append(trio.current_time())
+            await ctx.sleep("tick", 1)
 
         @workflow
-        async def many(ctx: Context, _: None) -> None:
-            for number in range(400):
-                await ctx.step(f"step-{number}", slow)
+        async def ticking(ctx: Context, _: None) -> None:
+            await ctx.loop("ticks", tick)
 
         with trio.move_on_after(0.3) as scope:
-            await explore_crashes(many)
+            await explore_crashes(ticking, writes_max=10**9)
         assert scope.cancelled_caught
-        count = len(begun)
+        count = len(ticks)
         await trio.sleep(0.05)
-        assert len(begun) == count > 0
+        assert len(ticks) == count > 0
 
     async def test_no_time_passes_in_virtual_time(self, autojump_clock: trio.testing.MockClock) -> None:
         with trio.fail_after(5):
