@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from disks import Disk, When, scheduled
+from disks import Disk, When
 from harness import MovableClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from perdure.actors.catalog import DELAY_MAX_S, DELAY_S, NEVER, CatalogKeeper
 from perdure.storage import CatalogRow, MemoryStore, StorageError, decode_value, layout
 from perdure.storage.schema import SleepEntry, SleepState, decode_entry, decode_message
+from perdure.testing import run_virtual
 from perdure.workflow import Context, QueueTimeoutError, WorkflowEndedError, WorkflowState, workflow
 
 TERMINAL = {"completed", "failed", "cancelled"}
@@ -153,8 +154,7 @@ def test_the_rule_holds_whatever_is_done_to_whom_and_nobody_is_forgotten(
     scripts: list[list[tuple[str, Any]]], deeds: list[tuple[str, int]], delay_s: float, seed: int
 ) -> None:
     """S45 at random: messages, wakes, evictions, looks, cancellations and deaths at any moment."""
-    with scheduled(seed):
-        trio.run(_live, scripts, deeds, delay_s, clock=MockClock(autojump_threshold=0))
+    run_virtual(_live, scripts, deeds, delay_s, seed=seed)
 
 
 async def _live(scripts: list[list[tuple[str, Any]]], deeds: list[tuple[str, int]], delay_s: float) -> None:

@@ -15,6 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from perdure.actors import SupervisorClosedError
 from perdure.storage import DriverClosedError, EncodeError, StorageError
 from perdure.storage.driver import VALUE_BYTES_MAX
+from perdure.testing import run_virtual, schedule_seeds
 from perdure.workflow import Break, Context, Continue, WorkflowHandle, WorkflowState, workflow
 from perdure.workflow.activation import USER_OVERHEAD_BYTES
 
@@ -61,12 +62,18 @@ class Sender:
     senders=st.integers(1, 5),
     each=st.integers(1, 4),
     acts=st.lists(st.sampled_from(["evict", "wake", "pause", "leave", "die"]), max_size=8),
+    seed=schedule_seeds(),
 )
 @pytest.mark.parametrize("driver_kind", ["memory", "sqlite"])
 def test_each_senders_messages_of_a_name_are_read_once_and_in_order(
-    senders: int, each: int, acts: list[str], driver_kind: DriverKind, tmp_path_factory: pytest.TempPathFactory
+    senders: int,
+    each: int,
+    acts: list[str],
+    seed: int,
+    driver_kind: DriverKind,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """S26, S27, S45, S48: many senders, a small mailbox, evictions, restarts and deaths at any time."""
+    """S26, S27, S39, S45, S48: many senders, a small mailbox, evictions, restarts and deaths at any time."""
 
     async def main() -> None:
         disk = Disk(driver_kind, tmp_path_factory.mktemp("disk"))
@@ -99,7 +106,7 @@ def test_each_senders_messages_of_a_name_are_read_once_and_in_order(
         for number in range(senders):
             assert [index for _, sender, index in result if sender == number] == list(range(each)), "in order"
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed)
 
 
 @workflow(name="keeper")

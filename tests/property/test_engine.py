@@ -19,8 +19,8 @@ import trio
 from harness import DriverKind, Host, MovableClock, Namespace, SimulatedCrashError, host
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
+from perdure.testing import run_virtual
 from perdure.workflow import (
     Break,
     Context,
@@ -256,12 +256,8 @@ def _is_crash(error: BaseException) -> bool:
 
 
 def _run(seed: int, main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-    async def seeded() -> Any:
-        random.seed(seed)
-        trio._core._run._r.seed(seed)
-        return await main(*args)
-
-    return trio.run(seeded, clock=MockClock(autojump_threshold=0))
+    random.seed(seed)
+    return run_virtual(main, *args, seed=seed)
 
 
 @pytest.mark.parametrize("mode", ["yield", "live"])

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import trio
-from harness import DriverKind, MovableClock, Namespace, SimulatedCrashError, host, scheduled
-from trio.testing import MockClock
+from harness import DriverKind, MovableClock, Namespace, SimulatedCrashError, host
 from worlds import Path as Place
 from worlds import World, outline
 
+from perdure.testing import run_virtual
 from perdure.workflow import (
     BlockFailure,
     Break,
@@ -309,8 +309,7 @@ def run_disturbed(
     seed: int, program: Program, namespace: Namespace, mode: RunMode, disturbance: Disturbance
 ) -> tuple[Any, list[Any], Interpreter]:
     random.seed(seed)
-    with scheduled(seed):
-        return trio.run(disturbed, program, namespace, mode, disturbance, clock=MockClock(autojump_threshold=0))
+    return run_virtual(disturbed, program, namespace, mode, disturbance, seed=seed)
 
 
 def check_disturbed(
