@@ -8,7 +8,7 @@ export PYTHON
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kill9 soak mutants figures golden reference lint types scenarios bench env clean distclean
+.PHONY: help demo test kill9 soak faults fuzz mutants figures golden reference lint types scenarios bench env clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,14 @@ golden: ## Record the golden histories of this release (tests/replay/golden); on
 reference: ## Run this engine and the reference engine by turns on the same bytes (needs node and npm)
 	@tools/setup.sh .venv test $(PYTHON)
 	@tools/reference.sh $(python) $(ARGS)
+
+faults: ## Let real processes die and fail at every system call, and fill real disks (Linux; needs strace and unshare)
+	@tools/setup.sh .venv test $(PYTHON)
+	@tools/faults.sh $(python) $(ARGS)
+
+fuzz: ## Fuzz every decoder, guided by coverage, and whole namespaces (ARGS="--seconds 600 --seed 7")
+	@tools/setup.sh .venv test $(PYTHON)
+	$(python) tests/fuzz/fuzz.py $(ARGS)
 
 lint: env ## Check style and formatting (ruff)
 	$(python) -m ruff check .

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +29,7 @@ from perdure.storage import layout
 from perdure.storage.directory import Host
 from perdure.storage.errors import NamespaceNotFoundError
 from perdure.storage.file_store import FileStore
-from perdure.storage.sqlite_connection import Durability
+from perdure.storage.sqlite_connection import Durability, read_setting
 from perdure.workflow import Context, workflow
 
 MARK_KEY = b"\x99"
@@ -82,6 +83,62 @@ async def live(recording: Recording) -> None:
             await delete(store, "b")
             await store.put_rows([row("d")])
     recording.check()
+
+
+class Heard:
+    """A connection of a catalog that notes what is executed on it."""
+
+    def __init__(self, connection: Any, statements: list[str], settings: list[Any]) -> None:
+        self._connection = connection
+        self._statements = statements
+        self._settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Any:
+        self._statements.append(sql)
+        return self._connection.execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Any, /) -> Any:
+        self._statements.append(sql)
+        return self._connection.executemany(sql, parameters)
+
+    def close(self) -> None:
+        self._settings.append([read_setting(self._connection, name) for name in SETTINGS])
+        self._connection.close()
+
+
+SETTINGS = ("journal_mode", "synchronous", "locking_mode", "wal_autocheckpoint", "page_size")
+
+
+async def test_the_catalog_that_is_cut_is_what_is_shipped(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S40: the disk's SQLite is given the catalog's statements, and takes its settings, as the standard library's does."""
+    heard: dict[str, list[str]] = {}
+    settings: dict[str, list[Any]] = {}
+    for name in ("shipped", "cut"):
+        (scratch / name).mkdir()
+        recording = Recording(scratch / name)
+        heard[name], settings[name] = [], []
+        with recording.on() if name == "cut" else nullcontext(), monkeypatch.context() as patched:
+            connect = sqlite3.connect
+
+            def listening(path: Any, *, connect: Any = connect, name: str = name, **options: Any) -> Any:
+                made = connect(path, **options)
+                return Heard(made, heard[name], settings[name]) if str(path).endswith("catalog.sqlite") else made
+
+            patched.setattr(sqlite3, "connect", listening)
+            async with opened(recording.directory, commit_in="inline") as store:
+                for workflow_id in "abc":
+                    await spawn(store, workflow_id)
+                await store.put_rows([row("d"), row("e", state="completed")])
+                await store.delete("a")
+                await store.find_due(10, limit=5)
+        assert len(heard[name]) > 20
+    assert heard["cut"] == heard["shipped"]
+    assert settings["cut"] == settings["shipped"]
+    assert settings["cut"], "it was closed"
+    assert all(found[0] == "wal" for found in settings["cut"])
 
 
 def allowed(cut: Cut, workflow_id: str) -> list[object]:
