@@ -687,6 +687,41 @@ def test_errors_of_the_standard_librarys_sqlite_are_classified_by_their_code(err
     assert classify_error(error) is fault
 
 
+class SilentlyClosed:
+    """A connection whose closing does not bring its log into the file, as where that fails: SQLite does not say so then."""
+
+    def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
+        self._connection = connection
+        self._file = file
+
+    def execute(self, sql: str) -> sqlite3.Cursor:
+        return self._connection.execute(sql)
+
+    def close(self) -> None:
+        before = self._file.read_bytes()
+        self._connection.close()
+        self._file.write_bytes(before)
+
+
+async def test_an_image_whose_making_failed_as_it_was_closed_is_not_one_without_a_table(path, monkeypatch):
+    """S41: the disk of the temporary files is full, say; every workflow made from then on would be damaged from the start."""
+    real_connect = sqlite3.connect
+
+    def connect(file: str, **options) -> SilentlyClosed:
+        return SilentlyClosed(real_connect(file, **options), Path(file))
+
+    sqlite_image._image.cache_clear()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite_image.sqlite3, "connect", connect)
+            sqlite_image._image()
+        async with opened(path) as driver:
+            await driver.set(b"key", b"1")
+            assert await driver.get(b"key") == b"1"
+    finally:
+        sqlite_image._image.cache_clear()
+
+
 # --- the order of syncs ----------------------------------------------------------------------------------------------
 
 

@@ -163,6 +163,8 @@ def _image() -> bytes:
             ):
                 connection.execute(f"PRAGMA {setting}").fetchall()
             connection.execute("CREATE TABLE kv (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+            # Closing does so as well, and is silent about an error: the image would be one without a table.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
             # Asked before the connection gives its descriptors back.
             if is_exhausted(error):
