@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import trio
-from harness import MovableClock, Namespace
+from harness import MovableClock, Namespace, SlowDriver
 from moments import MomentDriver, Moments
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from perdure.storage import Driver
 from perdure.workflow import (
     Context,
     RunMode,
@@ -25,6 +26,7 @@ from perdure.workflow import (
     WorkflowState,
     WorkflowSuspendedError,
     control,
+    run_workflow,
     start_workflow,
 )
 
@@ -361,6 +363,30 @@ class TestMutators:
             with pytest.raises(WorkflowSuspendedError):
                 await handle.result()
             assert await alarm(namespace) == CLOCK_MS + 1000
+
+    async def test_a_message_that_is_being_written_as_the_workflow_is_evicted_arms_the_alarm(
+        self, namespace: Namespace, autojump_clock: MockClock
+    ) -> None:
+        """S33, S45: it was on its way before anybody knew that nobody would read it here."""
+
+        async def waiting(ctx: Context, _: Any) -> Any:
+            return (await ctx.queue.next("go")).body
+
+        clock = MovableClock()
+        async with trio.open_nursery() as nursery:
+            driver: Driver = SlowDriver(await namespace.driver(), 1.0)  # type: ignore[assignment]
+            handle = await start_workflow(nursery, "w-1", waiting, None, driver, mode="live", clock=clock)
+            await trio.sleep(10)
+            async with trio.open_nursery() as senders:
+                senders.start_soon(handle.message, "go", 1)
+                await trio.sleep(0.5)
+                await handle.evict()
+            nursery.cancel_scope.cancel()
+        await namespace.close()
+        wake_at_ms = await alarm(namespace)
+        assert wake_at_ms is not None, "nothing brings it back"
+        assert wake_at_ms <= clock.now_ms()
+        assert (await run_workflow("w-1", waiting, None, await namespace.driver(), clock=clock)).output == 1
 
     async def test_cancel_is_for_good_and_every_waiter_hears_of_it(
         self, namespace: Namespace, mode: RunMode, autojump_clock: MockClock
