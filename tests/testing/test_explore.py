@@ -269,9 +269,13 @@ class TestWhatIsWrong:
             await ctx.sleep("a-while", 60)
             return remembered.get("token")
 
+        remembered["before"] = 1
         error = await found(forgetful)
         assert "ended as completed: None; without a crash, as completed: 'secret'" in error.differences[0]
+        assert remembered == {"before": 1}, "what an exploration leaves is what it found"
         await explore_crashes(forgetful, keep_globals=True)
+        assert remembered == {"before": 1, "token": "secret"}
+        remembered.clear()
 
     async def test_state_in_a_cache_and_in_a_counter(self) -> None:
         async def look() -> None:

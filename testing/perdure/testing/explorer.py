@@ -67,7 +67,14 @@ class Explorer:
         self.runs = self.crashes = self.interrupted = 0
 
     def explore(self) -> Exploration:
-        """All of it. Blocks."""
+        """All of it. Blocks. The globals of the workflows' modules are in the end what they were."""
+        try:
+            return self._explore()
+        finally:
+            if self.asked.amnesia is not None:
+                self.asked.amnesia.forget()
+
+    def _explore(self) -> Exploration:
         if self.asked.only is not None:
             crashes, seed = self.asked.only
             whole = self._whole(seed)
