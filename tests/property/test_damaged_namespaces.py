@@ -125,3 +125,16 @@ async def test_the_error_names_the_workflow_and_the_workflow_goes_on_once_its_va
         assert await handle.result() == "end"
     snapshot = await load_snapshot(MemoryDriver(repaired._disk.namespaces[GUEST]))
     assert snapshot.state is WorkflowState.COMPLETED
+
+
+async def test_who_asks_for_a_reply_that_is_gone_is_told_so(autojump_clock: MockClock) -> None:
+    """S41: the request is on record as answered; to wait for the reply would be to wait for ever, and to look again and again."""
+    found = await recorded("races")
+    store = found.changed(GUEST, layout.reply_key("m-ask"), None)
+    clock = MovableClock(found.now_ms - round(trio.current_time() * 1000))
+    async with hosted(store, clock) as supervisor:
+        handle = await supervisor.get(GUEST)
+        with trio.fail_after(10), pytest.raises(DecodeError, match="its reply is not stored"):
+            await handle.request("ask", id="m-ask", timeout=5.0)
+        await handle.message("word", "end")
+        assert await handle.result() == "end"
