@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -37,6 +37,7 @@ from perdure.storage.driver import nowait_batch
 from perdure.storage.schema import EntryStatus
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import Durability
+from perdure.testing.scheduling import seeded_scheduling
 from perdure.workflow import (
     Context,
     ErrorHook,
@@ -72,16 +73,9 @@ class SimulatedCrashError(BaseException):
     """The process died here. A `BaseException`: nothing in the engine or in a workflow may handle it as an error."""
 
 
-@contextmanager
-def scheduled(seed: int) -> Iterator[None]:
+def scheduled(seed: int) -> AbstractContextManager[None]:
     """Trio runs what is runnable in random order; inside, in the same one each time, so that writes can be numbered."""
-    from trio._core import _run
-
-    before, _run._r = _run._r, random.Random(seed)
-    try:
-        yield
-    finally:
-        _run._r = before
+    return seeded_scheduling(seed)
 
 
 class CrashingDriver:
