@@ -182,6 +182,7 @@ class CatalogedDriver:
         self._activation: Activation | None = None
         self._standing = _Standing(row.state, row.next_wake_ms, 0)
         self._is_in_doubt = False
+        self._is_reindexed = False
         self.row: CatalogRow = row
         self.has_written: bool = False
         self.when_sound: Callable[[], None] | None = None
@@ -235,14 +236,16 @@ class CatalogedDriver:
         mail_waiting = standing.mail > 0
         attributes = row.attributes if standing.attributes is None else standing.attributes
         found = (row.state, row.next_wake_ms, row.mail_waiting, row.attributes)
-        if found != (standing.state, wake_ms, mail_waiting, attributes):
+        has_changed = found != (standing.state, wake_ms, mail_waiting, attributes)
+        if has_changed or self._is_reindexed:
+            self._is_reindexed = False
             self.row = replace(
                 row,
                 state=standing.state,
                 next_wake_ms=wake_ms,
                 mail_waiting=mail_waiting,
                 attributes=attributes,
-                updated_at_ms=self._keeper.now_ms(),
+                updated_at_ms=self._keeper.now_ms() if has_changed else row.updated_at_ms,
             )
             self._keeper.put_later(self.row)
 
@@ -298,6 +301,15 @@ class CatalogedDriver:
         self._move_later()
         if standing.has_duties and not had_duties and not self.is_terminal and self.when_duties is not None:
             self.when_duties()
+
+    def note_reindexed(self) -> None:
+        """The catalog was read again, and its row may be earlier than `row`: it is written with the next move to later.
+
+        Mail that a workflow does not wait for makes such a row say "at once". While the workflow is live, that is harmless; once
+        it has left memory, rows of which that was said before are not looked for. It is not written here, where an earlier
+        row may just be on its way.
+        """
+        self._is_reindexed = True
 
     def settle(self) -> None:
         """The actor leaves memory: the row says what it is to be woken for; as early as before if that is not known."""

@@ -290,10 +290,8 @@ class Overseer:
             changed = await self._store.reindex()
         finally:
             if changed:
-                # Mail that a live workflow does not wait for made its row wake it at once. It keeps its own time, and its row
-                # would say so still when it has left memory, where such rows are not looked for any more.
                 for actor in self._residents.live.values():
-                    self._keeper.put_later(actor.driver.row)
+                    actor.driver.note_reindexed()
                 self._alarms.look_again()
         return changed
 
