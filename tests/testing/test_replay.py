@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,14 @@ async def charge(cents: int) -> str:
     return "pay-1"
 
 
-def notify(tracking: str) -> None:
+async def notify(tracking: str) -> None:
     calls.append("notify")
+
+
+def slow(value: int) -> int:
+    time.sleep(0.05)
+    calls.append("slow")
+    return value
 
 
 async def fail() -> None:
@@ -214,6 +221,20 @@ def test_what_is_not_recorded_is_not_called_unless_asked() -> None:
     assert (done.has_ended, done.output, done.new) == (True, "pay-1", ())
     assert calls == ["notify"]
     assert assert_replayable(order, history).new == ("step 'notify'",), "the recorded history is as it was"
+
+
+@workflow
+async def threaded(ctx: Context, value: int) -> int:
+    await ctx.sleep("nap", 60)
+    return await ctx.step("slow", slow, value)
+
+
+def test_a_plain_function_that_is_run_takes_no_virtual_time() -> None:
+    """Else its step would time out."""
+    history = recorded(threaded)
+    done = assert_replayable(threaded, history, at=history.recorded_at_ms / 1000 + 61, run_new_steps=True)
+    assert (done.output, done.error) == (5, None)
+    assert calls == ["slow"]
 
 
 def test_a_completed_workflow_is_replayed_to_its_end() -> None:

@@ -81,7 +81,7 @@ async def meeting(ctx: Context, meeting: Meeting) -> datetime:
 
 
 def least(strategy: st.SearchStrategy[T], condition: Callable[[T], bool] = lambda _: True) -> T:
-    return find(strategy, condition, settings=settings(max_examples=200, database=None, derandomize=True))
+    return find(strategy, condition, settings=settings(max_examples=400, database=None, derandomize=True))
 
 
 @given(order=workflow_inputs(echo), seed=schedule_seeds())

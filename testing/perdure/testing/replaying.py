@@ -18,14 +18,16 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 import trio
+from trio.testing import MockClock
 
 from perdure.storage import MemoryDriver, ValueCodec, layout
 from perdure.testing.errors import NotReplayableError
 from perdure.testing.history_files import RecordedHistory, coded, describe_pairs, read_history, record_history
-from perdure.testing.virtual import run_virtual
+from perdure.testing.virtual import holding, run_virtual
 from perdure.workflow import (
     ANY_MESSAGE,
     Context,
@@ -45,6 +47,7 @@ from perdure.workflow.collecting import collect
 from perdure.workflow.failures import describe
 from perdure.workflow.history import Path
 from perdure.workflow.host import CallRefusal, CallRequest, HostLeavingError, Parcel
+from perdure.workflow.threads import virtual_time
 from perdure.workflow.waits import Wait
 
 __all__ = ["Replay", "assert_replayable"]
@@ -122,8 +125,10 @@ def assert_replayable(
                 f"{source} is of workflow {recorded.workflow!r}, and {definition.name!r} was given; for a function that is to "
                 f"take its place write workflow(name={recorded.workflow!r})({definition.name})"
             )
+        clock = cast("MockClock", trio.lowlevel.current_clock())
         try:
-            return await _replay(definition, recorded, codec, called, at_ms, run_new_steps=run_new_steps)
+            with virtual_time(partial(holding, clock)):  # plain functions in place: time would run away from a thread
+                return await _replay(definition, recorded, codec, called, at_ms, run_new_steps=run_new_steps)
         except FaultError as fault:
             raise _not_replayable(recorded, source, fault) from fault
 
