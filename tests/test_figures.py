@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,9 +51,44 @@ def sample(**changes: Any) -> dict[str, Any]:
                 "join|race": {"before": 9, "after": 9, "again": 9},
             },
         },
-        "explored": {"figures": dict.fromkeys(counting.FIGURES, 7)},
-        "mutants": {"control": control, "mutants": mutants} | changes,
+        "explored": {"python": "3.11.7", "figures": dict.fromkeys(counting.FIGURES, 7)},
+        "mutants": {"known": len(mutants), "control": control, "mutants": mutants} | changes,
     }
+
+
+def shown() -> str:
+    """What stands between the marks of the page."""
+    page = tool.PAGE.read_text(encoding="utf-8")
+    assert page.count(tool.BEGIN) == page.count(tool.END) == 1
+    return page.partition(tool.BEGIN)[2].partition(tool.END)[0]
+
+
+def form(text: str) -> list[str]:
+    """The lines without their figures, and without the rows whose number is not known beforehand."""
+    lines = [re.sub(r"\d[\d,.]*", "N", line) for line in text.strip().splitlines()]
+    return [line for line in lines if not re.match(r"\| [a-z|\\ ]+ (\| N ){3}\|", line)]
+
+
+def test_the_page_has_the_form_that_the_command_writes() -> None:
+    def without_tests(text: str) -> list[str]:
+        text = re.sub(r"\| (`[^`]*`: [^|]*|nothing yet) \|$", "| T |", text, flags=re.MULTILINE)
+        return form(re.sub(r"(?s)caught;.*?\. The", "caught; C. The", text))
+
+    page = shown()
+    present = {kind: figures for kind, figures in sample().items() if tool.NOTHING[kind][0] not in page}
+    assert "mutants" in present
+    assert without_tests(page) == without_tests(tool.render(present))
+
+
+def test_every_mutant_of_the_page_was_caught_by_a_test_that_there_is() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (?:`(\S+)`: (.*)|nothing yet) \|$", shown(), re.MULTILINE)
+    assert [name for name, _, _ in rows] == [mutant.name for mutant in MUTANTS]
+    missing = [
+        name
+        for name, file, words in rows
+        if file and f"def test_{words.replace(' ', '_')}(" not in (ROOT / "tests" / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []
 
 
 def test_figures_replace_those_that_were_there_and_nothing_else() -> None:
@@ -83,6 +119,12 @@ def test_figures_that_are_missing_or_of_a_part_name_the_command(tmp_path: Path) 
         (tmp_path / name).write_text(json.dumps(part[kind]), encoding="utf-8")
     with pytest.raises(tool.MissingFiguresError, match="of a part"):
         tool.read(tmp_path)
+    assert tool.UNCONTROLLED in tool.render(tool.read(tmp_path, partial=True))
+
+
+def test_part_of_the_figures_says_what_is_missing(tmp_path: Path) -> None:
+    text = tool.render(tool.read(tmp_path, partial=True))
+    assert text.splitlines()[::2] == [tool.NOTHING[kind][0] for kind in tool.SOURCES]
 
 
 def test_what_tests_explored_is_counted_over_all_processes(tmp_path: Path) -> None:

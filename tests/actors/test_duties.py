@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import trio
-from disks import Disk
-from trio.testing import MockClock
+from disks import Disk, When
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from perdure.actors import duties
 from perdure.storage import Driver, StorageError, layout
@@ -64,7 +64,54 @@ class Failing:
         disk.store.open_driver = open_driver  # type: ignore[method-assign]
 
 
+async def test_the_call_is_durable_before_its_child_exists(disk: Disk, autojump_clock: MockClock) -> None:
+    """S39: killed in between, the next run knows of the child, whatever becomes of the caller."""
+    known: list[bool] = []
+
+    def look(when: When) -> None:
+        if "c" in disk.rows:
+            known.append(any(key.startswith(layout.CALLS_PREFIX) for key in disk.namespaces["p"]))
+
+    async with disk.process(parent, child) as supervisor:
+        disk.store.watch = look
+        handle = await supervisor.spawn(parent, "p", 100)
+        await trio.sleep(50)
+        disk.store.watch = None
+        assert await handle.result() == "done"
+    assert len(known) > 2
+    assert all(known)
+
+
 class TestTell:
+    async def test_no_caller_is_told_of_an_end_that_is_not_durable(self, disk: Disk, autojump_clock: MockClock) -> None:
+        """S39: also if the child is visited, for whatever it owes, while its end is on its way to the disk."""
+        told_early: list[str] = []
+
+        def look(when: When) -> None:
+            is_durable = disk.namespaces["c"].get(layout.STATE_KEY) == b"cancelled"
+            is_told = any(
+                b"cancelled" in value for key, value in disk.namespaces["p"].items() if key != layout.STATE_KEY
+            )
+            if is_told and not is_durable:
+                told_early.append(when)
+
+        async with disk.process(parent, child) as supervisor:
+            await supervisor.spawn(parent, "p", 1000)
+            await trio.sleep(50)
+            handle = await supervisor.get("c")
+            await handle.evict()
+            disk.store.watch = look
+            disk.store.delay_s = 5
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(handle.cancel)
+                await wait_all_tasks_blocked()
+                supervisor._residents.duties.want("c")  # pyright: ignore[reportPrivateUsage]
+            await trio.sleep(100)
+            disk.store.watch = None
+            disk.store.delay_s = 0
+            assert await (await supervisor.get("p")).get_state() is WorkflowState.FAILED
+        assert told_early == []
+
     async def test_a_parent_whose_storage_fails_is_told_later(self, disk: Disk, autojump_clock: MockClock) -> None:
         async with disk.process(parent, child) as supervisor:
             handle = await supervisor.spawn(parent, "p", 100)

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import figures
 import pytest
 from power_disk import PLANS, Cut, Plan, Recording
 from power_sqlite import map_error
@@ -69,7 +68,6 @@ class Images:
                 if found not in self._seen:
                     self._seen.add(found)
                     self.made += 1
-                    figures.count("power cuts")
                     await check(cut, plan, target)
                 shutil.rmtree(target)
 

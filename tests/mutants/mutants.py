@@ -12,7 +12,7 @@
 
 The results go to build/mutants.json, in which those of other mutants stay.
 
-Usage: python tests/mutants/mutants.py [--list] [--control] [--place PLACE] [--jobs N] [NAME ...]
+Usage: python tests/mutants/mutants.py [--list] [--control] [--place PLACE | --tests PATH ...] [--jobs N] [NAME ...]
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ PLACE_S: Final = 3600
 RESULTS: Final = ROOT / "build" / "mutants.json"
 _PLANTED: Final = ROOT / "tests" / "mutants" / "planted"
 
+GIVEN: Final = "given"
+"""The place that a person has named (`--tests`), for a quick look."""
+
 PLACES: Final = ("namesakes", "scenarios", "rest")
 """Where mutants are looked for, in this order."""
 
@@ -75,7 +78,7 @@ class Result:
         status: Whether a test caught it; `unusable` if tests could not be imported.
         caught_by: The first test that failed, as pytest names it, or `""`.
         error: How it failed.
-        place: Where the test was found: `namesakes`, `scenarios` or `rest`.
+        place: Where the test was found: `namesakes`, `scenarios` or `rest`; `given` if a person said where to look.
         seconds: How long the search took.
     """
 
@@ -187,11 +190,13 @@ def look_for(mutant: Mutant, place: str, arguments: Sequence[str]) -> Result:
     return Result(mutant.name, mutant.bug, mutant.breaks, status, caught_by, error, place, seconds)
 
 
-def look_for_all(mutants: Sequence[Mutant], jobs: int, only: str | None = None) -> Iterator[Result]:
+def look_for_all(
+    mutants: Sequence[Mutant], jobs: int, only: str | None = None, tests: dict[str, list[str]] | None = None
+) -> Iterator[Result]:
     """Look for each in one place after the other; the quick places of all come first. The last result of each counts."""
     spent = {mutant.name: 0.0 for mutant in mutants}
     for place in PLACES if only is None else (only,):
-        searched = [(mutant, dict(places(mutant))) for mutant in mutants if mutant.name in spent]
+        searched = [(mutant, tests or dict(places(mutant))) for mutant in mutants if mutant.name in spent]
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             searches = [
                 pool.submit(look_for, mutant, place, found[place]) for mutant, found in searched if place in found
@@ -229,6 +234,7 @@ def store(results: Sequence[Result], control: dict[str, Any] | None) -> dict[str
     kept |= {result.name: asdict(result) for result in results}
     table = {
         "python": platform.python_version(),
+        "known": len(MUTANTS),
         "control": control or stored.get("control"),
         "mutants": [kept[mutant.name] for mutant in MUTANTS if mutant.name in kept],
     }
@@ -253,6 +259,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="some of the mutants; all unless given")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     parser.add_argument("--control", action="store_true", help="run the whole suite without a mutant, too")
+    parser.add_argument("--tests", action="append", metavar="PATH", help="look in these tests only")
     parser.add_argument("--place", choices=PLACES, help="look in this place only")
     parser.add_argument(
         "--jobs", type=int, default=2, help="how many mutants are looked for side by side; 2 unless given"
@@ -279,7 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     began = time.monotonic()
     found: dict[str, Result] = {}
-    for result in look_for_all(chosen, given.jobs, given.place):
+    tests: dict[str, list[str]] | None = {GIVEN: given.tests} if given.tests else None
+    for result in look_for_all(chosen, given.jobs, GIVEN if tests else given.place, tests):
         found[result.name] = result
         store([result], None)
         shown = f"{result.status:9} {result.name:38} {result.place:9} {result.seconds:6.1f} s  {result.caught_by}"
@@ -287,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = list(found.values())
     catchers = list(dict.fromkeys(result.caught_by for result in results if result.status == "caught"))
     control: dict[str, Any] | None = None
-    if given.control or not given.names or catchers:
+    if given.control or not given.names or (catchers and not given.tests):
         control = run_control([] if given.control or not given.names else catchers, given.jobs)
     store(results, control)
     missed = [result.name for result in results if result.status != "caught"]

@@ -15,6 +15,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
+import figures
 import pytest
 import trio
 from damage import misshapen, mutated
@@ -63,6 +64,7 @@ SOUND: dict[str, list[bytes]] = {
 
 def attempt(decoder: Decoder, data: bytes) -> object:
     """What is decoded, or `None` where it is refused. Every other exception ends the test, with the bytes."""
+    figures.count("fuzzed inputs")
     try:
         found = decoder.decode(data)
     except decoder.refusals:
@@ -90,6 +92,7 @@ def test_every_decoder_of_the_packages_is_fuzzed() -> None:
 def test_damaged_bytes_are_refused_or_can_be_stored_again(name: str) -> None:
     """S41: flipped, cut, spliced, of another shape: drawn from what is sound. And some of what is sound is decoded."""
     decoder = DECODERS[name]
+    figures.count("fuzzed decoders")
     draw = random.Random(name)
     sound = SOUND[decoder.kind]
     assert any(attempt(decoder, data) is not None for data in sound)

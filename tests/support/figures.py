@@ -1,7 +1,7 @@
 """A pytest plugin: what the suite explored beside the processes that it killed (`incarnations.py` counts those).
 
 1. Whatever explores says so here, once for each thing explored: a schedule is a seed under which Trio had to choose between
-   tasks, a power cut is a different disk that was opened, a fuzzed input is one that a decoder was given.
+   tasks, a power cut is a disk as one left it, a fuzzed input is one that a decoder was given.
 2. Under pytest-xdist workers send what they counted, and the controller writes it, into the file of `--figures-file`.
 
 Rejected: to count tests. One of them may explore a thousand schedules, or none since a fixture changed.

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from unittest import mock
 
+import figures
 from power_sqlite import ApswConnection, Vfs
 
 __all__ = ["PLANS", "Cut", "Plan", "Recording"]
@@ -234,6 +235,7 @@ class Cut:
             seed: Draws what the plan leaves open.
         """
         tree = tuple(_Draw(plan, seed, self.number, self._since).tree(self._root))
+        figures.count("power cuts")
         target.mkdir()
         for name, content in tree:
             if content is None:
