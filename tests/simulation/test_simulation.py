@@ -38,6 +38,12 @@ def test_whatever_happens_every_oracle_holds(first: int) -> None:
     assert total.killed >= _BLOCK // 3  # else the seeds mean something else by now, and test little
 
 
+@pytest.mark.parametrize("seed", [108, 9022, 9058])
+def test_seeds_that_once_found_something_find_it_no_more(seed: int) -> None:
+    """S24, S45, S50: a reindex that lost a sleeper's wake; one that put back a row older than one on its way."""
+    assert simulate(seed).writes > 100
+
+
 @pytest.mark.parametrize("seed", range(1000, 1008))
 def test_on_sqlite_files_every_oracle_holds(seed: int, tmp_path: Path) -> None:
     """S39, S43: the same on files, which are left as `kill -9` leaves them."""
