@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from itertools import permutations
 
@@ -73,3 +75,21 @@ def test_it_uses_no_randomness_of_the_program() -> None:
     random.seed(5)
     run_virtual(first_round, 8, seed=3)
     assert random.random() == expected
+
+
+def test_what_hypothesis_sets_up_inside_stays() -> None:
+    """It is imported there first, as by a test module that a workflow's code imports."""
+    program = (
+        "import sys, random\n"
+        "from trio._core import _run\n"
+        "from perdure.testing import run_virtual\n"
+        "async def main():\n"
+        "    assert 'hypothesis' not in sys.modules\n"
+        "    import hypothesis\n"
+        "run_virtual(main)\n"
+        "from hypothesis.internal.entropy import RANDOMS_TO_MANAGE\n"
+        "assert _run._ALLOW_DETERMINISTIC_SCHEDULING is True\n"
+        "assert isinstance(_run._r, random.Random)\n"
+        "assert any(each is _run._r for each in RANDOMS_TO_MANAGE.values())\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

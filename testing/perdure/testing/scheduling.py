@@ -89,6 +89,8 @@ def _replaced() -> Generator[None]:
 
 
 _before: list[Callable[[], None]] = []
+_OURS: Final = object()
+"""What Trio's setting is while it is ours: as good as true, and known from what Hypothesis has Trio set it to meanwhile."""
 
 
 def _install() -> None:
@@ -97,11 +99,14 @@ def _install() -> None:
     was_deterministic, source = _run._ALLOW_DETERMINISTIC_SCHEDULING, _run._r
 
     def restore() -> None:
-        setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", was_deterministic)  # noqa: B010 - it is Final
-        setattr(_run, "_r", source)  # noqa: B010
+        setattr(_run, "_r", source)  # noqa: B010 - it is Final
+        if _run._ALLOW_DETERMINISTIC_SCHEDULING is _OURS:  # pyright: ignore[reportUnnecessaryComparison]
+            setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", was_deterministic)  # noqa: B010
+        else:  # Hypothesis was imported inside, and was given our source of randomness, which goes now
+            _run._hypothesis_plugin_setup()
 
     _before.append(restore)
-    setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # noqa: B010
+    setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", _OURS)  # noqa: B010
     setattr(_run, "_r", _Scheduler(source, was_deterministic=was_deterministic))  # noqa: B010
 
 
