@@ -237,6 +237,81 @@ def test_a_plain_function_that_is_run_takes_no_virtual_time() -> None:
     assert calls == ["slow"]
 
 
+@changed
+async def waiting_outside(ctx: Context, cents: int) -> None:
+    await ctx.step("charge", charge, cents)
+    await trio.sleep_forever()
+
+
+def joining(wait: Callable[[Context], Awaitable[None]]) -> Workflow[Any, Any]:
+    """Two branches: one that sleeps, and this one."""
+
+    async def naps(ctx: Context) -> None:
+        await ctx.sleep("nap", 3600)
+
+    @changed
+    async def both(ctx: Context, cents: int) -> None:
+        await ctx.join("both", {"one": naps, "other": wait})
+
+    return both
+
+
+async def _naps_too(ctx: Context) -> None:
+    await ctx.sleep("other-nap", 60)
+
+
+async def _waits_outside(ctx: Context) -> None:
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(("code", "before"), [(waiting_outside, order), (joining(_waits_outside), joining(_naps_too))])
+def test_code_that_waits_for_what_is_not_recorded_is_told_and_not_waited_for(
+    code: Workflow[Any, Any], before: Workflow[Any, Any]
+) -> None:
+    """Else the assertion would not return, and neither would the workflow ever be passivated (S18, S33)."""
+    history = recorded(before)
+    says = (
+        r"^workflow 'w' \(order\) waits in line \d+ of test_replay\.py for something that is not recorded.*ctx\.sleep"
+    )
+    with pytest.raises(NotReplayableError, match=says) as caught:
+        assert_replayable(code, history)
+    assert caught.value.location is None
+
+
+def test_code_of_a_rollback_that_waits_for_what_is_not_recorded_is_told() -> None:
+    """S35: the function runs there too, to say what is to be undone."""
+
+    async def stuck(ctx: RollbackContext, output: Any) -> None:
+        raise ConnectionError("later")
+
+    @workflow(name="saga")
+    async def undone(ctx: Context, cents: int) -> None:
+        await ctx.rollback_checkpoint("start")
+        await ctx.step("charge", charge, cents, rollback=stuck, max_retries=5)
+        await ctx.step("fail", fail)
+
+    @workflow(name="saga")
+    async def waits(ctx: Context, cents: int) -> None:
+        await trio.sleep_forever()
+
+    with pytest.raises(NotReplayableError, match=r"waits in line \d+ of test_replay\.py"):
+        assert_replayable(waits, recorded(undone))
+
+
+@changed
+async def reading_outside(ctx: Context, cents: int) -> None:
+    for _ in range(2):
+        await trio.sleep(5)
+        await trio.to_thread.run_sync(slow, 1)
+    await order(ctx, cents)
+
+
+def test_code_that_waits_for_a_thread_or_a_while_outside_is_waited_for() -> None:
+    """It may be bad manners, but it can go on."""
+    assert assert_replayable(reading_outside, recorded(order)).waits_for == ("shipped",)
+    assert calls == ["slow", "slow"]
+
+
 def test_a_completed_workflow_is_replayed_to_its_end() -> None:
     history = recorded(order, mail=1)
     assert history.state == "completed"

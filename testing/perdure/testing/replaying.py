@@ -6,7 +6,9 @@
 2. Time stands still, at the moment of the recording unless another is said: what waited then waits now.
 3. A workflow that has ended is taken as one that is still on its way, and replayed to its end: code that fits the whole
    history fits each part of it. One that is rolled back is asked for what is to be undone, and nothing is.
-4. What is asserted is that the code can go on from what is recorded. That it goes on well, is what other tests are for.
+4. Code that waits for anything but its context's operations would wait here for ever: it is told, once nothing but time can end
+   the wait. Time is virtual but for that of threads, so patience costs nothing.
+5. What is asserted is that the code can go on from what is recorded. That it goes on well, is what other tests are for.
 
 Rejected: to compare outputs as well. Code that makes something else of the same recorded results is no harm to what is under
 way; `Replay` says what came of it, and a test can look.
@@ -14,12 +16,15 @@ way; `Replay` says what came of it, and a test can look.
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
+import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import trio
 from trio.testing import MockClock
@@ -52,7 +57,11 @@ from perdure.workflow.waits import Wait
 
 __all__ = ["Replay", "assert_replayable"]
 
+T = TypeVar("T")
+
 _ENDED: Final = (WorkflowState.COMPLETED, WorkflowState.FAILED, WorkflowState.CANCELLED)
+_PATIENCE_S: Final = 10 * 365 * 24 * 3600.0
+_THREAD_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +287,11 @@ async def _replay(
     activation.history.adopt(definition.name, activation.ids.random_bytes(16))
     activation.is_running = True
     if state is WorkflowState.ROLLING_BACK:
-        undoings = await collect(activation, definition.function)
+        undoings = await _patiently(recorded, definition, partial(collect, activation, definition.function))
         return Replay(recorded, new=tuple(f"rollback of step {_path_text(each.path)}" for each in undoings))
     if not run_new_steps:
         activation.held = _Held(new)
-    value, error = await activation.call(definition.function)
+    value, error = await _patiently(recorded, definition, partial(activation.call, definition.function))
     if activation.closing is None:
         ended = None if error is None else describe(error)
         if ended is not None and state is WorkflowState.COMPLETED:
@@ -301,6 +310,61 @@ async def _replay(
         waits_until=None if wait.deadline_ms is None else wait.deadline_ms / 1000,
         waits_for=ANY_MESSAGE if wait.names is None else tuple(sorted(wait.names)),
     )
+
+
+async def _patiently(recorded: RecordedHistory, definition: Workflow[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
+    """Await what runs the workflow's function, unless that waits for something else than its context.
+
+    Raises:
+        NotReplayableError: It does.
+        Exception: As the call.
+    """
+    outcome: list[T] = []
+    error: Exception | None = None
+    line = ""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_lose_patience, nursery.cancel_scope)
+        try:
+            outcome.append(await call())
+        except trio.Cancelled as cancelled:
+            line = _line_of(definition, cancelled)
+            raise
+        except Exception as raised:
+            error = raised
+        nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
+    if not outcome:
+        raise NotReplayableError(
+            f"workflow {recorded.workflow_id!r} ({definition.name}) waits{line} for something that is not recorded, and would "
+            "wait for it again in every process. Wait by ctx.sleep(...) or ctx.queue.next(...), or within a step",
+            workflow_id=recorded.workflow_id,
+            workflow=definition.name,
+            location=None,
+        )
+    return outcome[0]
+
+
+async def _lose_patience(scope: trio.CancelScope) -> None:
+    """Cancel what takes longer than anything does; but whoever waits for a thread waits in real time."""
+    clock = cast("MockClock", trio.lowlevel.current_clock())
+    threads, own = trio.to_thread.current_default_thread_limiter(), trio.CapacityLimiter(1)
+    is_patient = True
+    while is_patient:
+        await trio.sleep(_PATIENCE_S)
+        is_patient = bool(threads.borrowed_tokens)
+        while threads.borrowed_tokens:
+            with holding(clock):
+                await trio.to_thread.run_sync(time.sleep, _THREAD_S, limiter=own)
+    scope.cancel()
+
+
+def _line_of(definition: Workflow[Any, Any], error: BaseException) -> str:
+    """Where in the workflow's own file this came from, in words; empty if from a branch."""
+    code = getattr(inspect.unwrap(definition.function), "__code__", None)  # a callable object has none
+    file = "" if code is None else str(code.co_filename)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" in line {lines[-1]} of {os.path.basename(file)}" if lines else ""
 
 
 def _path_text(path: Path) -> str:
