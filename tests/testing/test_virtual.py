@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from perdure.testing import (
     Simulation,
     VirtualTimeError,
     run_virtual,
+    seeded_scheduling,
     virtual_supervisor,
 )
 from perdure.workflow import (
@@ -232,3 +234,106 @@ def test_bad_arguments_say_what_to_write(tmp_path: Path) -> None:
     disk.boot()
     with pytest.raises(InvalidArgumentError, match="neither ended nor died"):
         disk.boot()
+
+
+class TestWhatABlockRaisesAfterItsProcessDied:
+    """S39: a test must not pass by dying; what comes out is the block's own, and what death itself raises is not."""
+
+    async def test_an_assertion_right_after_the_crash(self, autojump_clock: MockClock) -> None:
+        async def block() -> None:
+            disk = SimulatedDisk()
+            async with virtual_supervisor([sleeper], disk=disk) as supervisor:
+                await supervisor.spawn(sleeper, "w", 1)
+                disk.crash()
+                raise AssertionError("the test's own")
+
+        with pytest.raises(AssertionError, match="the test's own"):
+            await block()
+
+    @pytest.mark.parametrize("number", range(4))
+    async def test_an_error_in_a_finally(self, autojump_clock: MockClock, number: int) -> None:
+        async def block() -> None:
+            async with virtual_supervisor([sleeper], crash_at=CrashPoint(number)) as supervisor:
+                try:
+                    await (await supervisor.spawn(sleeper, "w", 1)).result()
+                finally:
+                    raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await block()
+
+    async def test_what_fails_in_a_nursery_without_the_cancellations_beside_it(self, autojump_clock: MockClock) -> None:
+        async def fail() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ZeroDivisionError
+
+        async def block() -> None:
+            disk = SimulatedDisk()
+            async with virtual_supervisor([sleeper], disk=disk), trio.open_nursery() as nursery:
+                nursery.start_soon(fail)
+                nursery.start_soon(trio.sleep_forever)
+                await trio.testing.wait_all_tasks_blocked()
+                disk.crash()
+                await trio.sleep_forever()
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await block()
+        assert [type(each) for each in caught.value.exceptions] == [ZeroDivisionError]
+
+    async def test_what_death_itself_raises_does_not(self, autojump_clock: MockClock) -> None:
+        disk = SimulatedDisk()
+        async with virtual_supervisor([sleeper], disk=disk) as supervisor:
+            handle = await supervisor.spawn(sleeper, "w", 1)
+            disk.crash()
+            with trio.CancelScope(shield=True):
+                await handle.message("late", None)
+        assert disk.has_crashed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"faults": {3: "explode"}}, r"faults=\{3: 'full'\}"),
+        ({"faults": {"3": "full"}}, r"faults=\{3: 'full'\}"),
+        ({"faults": ["full"]}, r"faults=\{3: 'full'\}"),
+        ({"crash_at": 3}, r"CrashPoint\(3, 'after'\)"),
+        ({"durability": "normal"}, "leave durability= out"),
+        ({"disk": "/tmp/x"}, r"SimulatedDisk\('/tmp/x'\)"),
+        ({"seed": 3}, "does not take seed="),
+    ],
+)
+async def test_bad_arguments_of_a_block_are_refused(
+    autojump_clock: MockClock, arguments: dict[str, object], says: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        async with virtual_supervisor([sleeper], **arguments):  # type: ignore[arg-type]
+            pass
+
+
+def test_other_bad_arguments_say_what_to_write_too() -> None:
+    clock = SimulatedClock()
+    for seconds in ("1h", timedelta(hours=1), float("nan"), float("inf"), True):
+        with pytest.raises(InvalidArgumentError, match=r"clock\.move\(-3600\.0\)"):
+            clock.move(seconds)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="driver"):
+        FaultyDriver("x")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"crash_at=CrashPoint"):
+        FaultyDriver(MemoryDriver(), crash_at=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"async def live\(supervisor\)"):
+        Simulation([sleeper]).run(lambda supervisor: 3)  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidArgumentError, match="leave durability= out"):
+        Simulation([sleeper], durability="full")
+    with pytest.raises(InvalidArgumentError, match="seed"), seeded_scheduling("x"):  # type: ignore[arg-type]
+        pass
+
+
+async def _block() -> None:
+    async with virtual_supervisor([sleeper]):
+        pass
+
+
+def test_under_asyncio_it_says_who_claimed_the_test() -> None:
+    with pytest.raises(VirtualTimeError, match=r"asyncio_mode=auto.*anyio_backend"):
+        asyncio.run(_block())

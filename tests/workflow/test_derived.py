@@ -208,6 +208,21 @@ async def test_a_name_that_is_none_is_refused(
             await process.stop(workflow)
 
 
+@pytest.mark.parametrize("arguments", [(), ("a", "b")], ids=["none", "too many"])
+@pytest.mark.parametrize("method", ["uuid", "random"])
+async def test_arguments_that_do_not_fit_stop_the_workflow_and_fail_nothing(
+    namespace: Namespace, mode: RunMode, autojump_clock: MockClock, method: str, arguments: tuple[str, ...]
+) -> None:
+    """S5: as for `ctx.now()` and all others: a mistake in the code is no failure of the work, and can be mended."""
+
+    async def workflow(ctx: Context, _: object) -> str:
+        return str(getattr(ctx, method)(*arguments))
+
+    async with host(namespace, mode) as process:
+        with pytest.raises(InvalidArgumentError, match=rf"ctx\.{method} does not take these arguments"):
+            await process.stop(workflow)
+
+
 @pytest.mark.parametrize("method", ["uuid", "random"])
 async def test_a_sealed_context_derives_nothing(
     namespace: Namespace, mode: RunMode, autojump_clock: MockClock, method: str

@@ -10,6 +10,8 @@ Rejected: patching `time.time`. What does not ask a `Clock` would be given virtu
 
 from __future__ import annotations
 
+from math import isfinite
+
 import trio
 
 from perdure.workflow import InvalidArgumentError
@@ -63,7 +65,14 @@ class SimulatedClock:
         """Set the clock forward, or back with a negative number, as an operator or a time server does to a machine's.
 
         Nothing sleeps meanwhile: to let time pass, `await trio.sleep(seconds)`.
+
+        Raises:
+            InvalidArgumentError: It is no number of seconds, or leads out of the years 1970 to 9999.
         """
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(
+                f"a clock is moved by a number of seconds, not {seconds!r:.80}; write clock.move(-3600.0) for an hour"
+            )
         moved_ms = round(seconds * 1000)
         self._last_ms = _check_ms(
             self.now_ms() + moved_ms, "the time after move()", "write clock.move(-3600.0) for an hour"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias, cast, get_args
 
 import trio
 
@@ -21,8 +21,20 @@ from perdure.storage import AlarmChange, Batch, BatchRefusedError, CommitUnknown
 from perdure.storage.driver import nowait_batch
 from perdure.testing.errors import SimulatedCrash
 from perdure.workflow import InvalidArgumentError
+from perdure.workflow.checks import check_driver
 
-__all__ = ["CrashPoint", "Fault", "FaultyDriver", "When", "WriteGate", "WriteKind", "WritePoint", "current_gate"]
+__all__ = [
+    "CrashPoint",
+    "Fault",
+    "FaultyDriver",
+    "When",
+    "WriteGate",
+    "WriteKind",
+    "WritePoint",
+    "check_crash",
+    "check_faults",
+    "current_gate",
+]
 
 When: TypeAlias = Literal["before", "after"]
 """Which side of a write: before anything of it is durable, or after all of it is."""
@@ -59,6 +71,36 @@ class CrashPoint:
 
     def __str__(self) -> str:
         return f"{self.when} write {self.write}"
+
+
+def check_crash(crash_at: object) -> None:
+    """`None`, or a `CrashPoint`.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    if not isinstance(crash_at, CrashPoint | None):
+        raise InvalidArgumentError(
+            f"crash_at is a CrashPoint, not {crash_at!r:.80}; write crash_at=CrashPoint(3, 'after')"
+        )
+
+
+def check_faults(faults: object) -> None:
+    """`None`, or faults by the number of a write.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    if not isinstance(faults, Mapping | None):
+        raise InvalidArgumentError(
+            f"faults are by the number of a write, not {faults!r:.80}; write faults={{3: 'full'}}"
+        )
+    for number, fault in cast("Mapping[Any, Any]", faults or {}).items():
+        if type(number) is not int or number < 0 or fault not in get_args(Fault):
+            raise InvalidArgumentError(
+                f"a fault is one of {', '.join(map(repr, get_args(Fault)))} by the number of a write, from 0, not "
+                f"{number!r:.40}: {fault!r:.40}; write faults={{3: 'full'}}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +258,9 @@ class FaultyDriver:
         kind: Literal["batch", "own"] = "batch",
     ) -> None:
         if gate is None:
+            check_driver(inner)
+            check_crash(crash_at)
+            check_faults(faults)
             gate = WriteGate()
             gate.crash_at, gate.faults, gate.delay_s = crash_at, faults or {}, delay
         elif crash_at is not None or faults or delay:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Generator, MutableSequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from perdure.workflow import InvalidArgumentError
+
 __all__ = ["seeded_scheduling"]
 
 
@@ -62,7 +64,12 @@ def seeded_scheduling(seed: int) -> Generator[None]:
     Args:
         seed: Any integer. The same program with the same seed runs in the same order, as long as it waits for nothing but
             virtual time.
+
+    Raises:
+        InvalidArgumentError: It is no integer.
     """
+    if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"a seed is an integer, not {seed!r:.80}; write seed=7")
     _sources.stack.append(random.Random(seed))
     try:
         with _replaced():

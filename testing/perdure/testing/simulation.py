@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -14,7 +15,8 @@ from perdure.actors import Supervisor, WorkflowLike
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.faults import CrashPoint, Fault, WritePoint
-from perdure.testing.virtual import run_virtual, virtual_supervisor
+from perdure.testing.virtual import check_options, run_virtual, virtual_supervisor
+from perdure.workflow import InvalidArgumentError
 
 __all__ = ["Incarnation", "Simulation"]
 
@@ -60,6 +62,7 @@ class Simulation:
         clock: SimulatedClock | None = None,
         **options: Any,
     ) -> None:
+        check_options(options, "clock", "disk")
         self.workflows = list(workflows)
         self.disk = SimulatedDisk() if disk is None else disk
         self.clock = SimulatedClock() if clock is None else clock
@@ -82,7 +85,8 @@ class Simulation:
             seed: Of the scheduler.
 
         Raises:
-            Exception: What `process` or the supervisor raised, unless the process died first.
+            Exception: What `process` or the supervisor raised, unless it did so because the process had died.
+            InvalidArgumentError: An argument is wrong.
         """
 
         async def live() -> T | None:
@@ -90,7 +94,12 @@ class Simulation:
             async with virtual_supervisor(
                 self.workflows, disk=self.disk, clock=self.clock, crash_at=crash_at, faults=faults, **self.options
             ) as supervisor:
-                value = await process(supervisor)
+                running = process(supervisor)
+                if not inspect.isawaitable(running):  # pyright: ignore[reportUnnecessaryComparison]
+                    raise InvalidArgumentError(
+                        f"a process is a coroutine function, not {process!r:.80}; write async def live(supervisor): ..."
+                    )
+                value = await running
             return None if self.disk.has_crashed else value
 
         value = run_virtual(live, seed=seed)

@@ -2,15 +2,18 @@
 
 1. Time is Trio's own, under an autojump clock: whenever every task waits, it jumps to the next deadline. So nothing may wait
    for a thread: storage works in place, and so do plain functions of steps.
-2. A crash cancels the block and everything in it. What a dead process raises says nothing, and goes no further.
+2. A crash cancels the block and everything in it. What a process raises because it is dead says nothing, and goes no further;
+   what its block raises of itself, such as a failed `assert`, comes out all the same: a test must not pass by dying.
 3. Engine, drivers and supervisor are the real ones.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from inspect import signature
 from math import inf
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 from weakref import WeakKeyDictionary
@@ -19,14 +22,17 @@ import trio
 from trio.testing import MockClock
 
 from perdure.actors import Supervisor, WorkflowLike, open_supervisor
+from perdure.storage import PerdureError
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk, current_disk
-from perdure.testing.errors import VirtualTimeError
-from perdure.testing.faults import CrashPoint, Fault, current_gate
+from perdure.testing.errors import SimulatedCrash, VirtualTimeError
+from perdure.testing.faults import CrashPoint, Fault, check_crash, check_faults, current_gate
 from perdure.testing.scheduling import seeded_scheduling
+from perdure.workflow import InvalidArgumentError
+from perdure.workflow.checks import check_function
 from perdure.workflow.threads import HoldClock, virtual_time
 
-__all__ = ["holding", "run_virtual", "virtual_supervisor"]
+__all__ = ["check_options", "holding", "run_virtual", "virtual_supervisor"]
 
 _holders: Final[WeakKeyDictionary[MockClock, int]] = WeakKeyDictionary()
 _thresholds: Final[WeakKeyDictionary[MockClock, float]] = WeakKeyDictionary()
@@ -57,7 +63,8 @@ async def virtual_supervisor(
 
     The block is one process. It ends in order like that of `open_supervisor`, or where the process dies: at `disk.crash()`, or
     at `crash_at`; then the rest of the block is cancelled, nothing of it reaches the disk or an
-    `EffectLedger`, and the program goes on after the block. `disk.has_crashed` says which it was.
+    `EffectLedger`, and the program goes on after the block. `disk.has_crashed` says which it was. What the block itself raises
+    comes out, of a dead process too: a failed `assert` after the crash, or in a `finally`.
 
     Plain functions of steps run in place, on Trio's thread: they cannot use `trio.from_thread`. While something is done by
     `to_asyncio`, no virtual time passes.
@@ -72,7 +79,13 @@ async def virtual_supervisor(
 
     Raises:
         VirtualTimeError: Trio runs on real time, or on a `MockClock` that does not jump by itself.
+        InvalidArgumentError: An argument is wrong.
     """
+    check_crash(crash_at)
+    check_faults(faults)
+    check_options(options)
+    if not isinstance(disk, SimulatedDisk | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"disk is a SimulatedDisk, not {disk!r:.80}; write disk=SimulatedDisk({disk!r:.80})")
     hold_clock = _check_clock()
     disk = SimulatedDisk() if disk is None else disk
     clock = SimulatedClock() if clock is None else clock
@@ -91,15 +104,22 @@ async def virtual_supervisor(
             running.hurry()
 
     running: Supervisor | None = None
+    own: BaseException | None = None
     gate.on_crash = crash
     try:
         with process, virtual_time(hold_clock):
             async with open_supervisor(store, workflows, clock=clock, **options) as running:
                 running._residents.restarts.seed(gate.life)  # pyright: ignore[reportPrivateUsage]
-                yield running
+                try:
+                    yield running
+                except BaseException as error:
+                    own = _of_its_own(error)
+                    raise
     except BaseException as error:
         if not gate.is_dead or _is_interruption(error):
             raise
+        if own is not None:
+            raise own from None
         # A dead process tells nobody anything. But whoever cancelled us from outside is still owed a cancellation.
         await trio.lowlevel.checkpoint_if_cancelled()
     finally:
@@ -109,6 +129,15 @@ async def virtual_supervisor(
         await store.aclose()
 
 
+def _of_its_own(error: BaseException) -> BaseException | None:
+    """What of an error of the block a death does not explain; what Perdure itself raises in a dead process, it does."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.subgroup(lambda each: not isinstance(each, BaseExceptionGroup) and _of_its_own(each) is not None)
+    explained = (trio.Cancelled, SimulatedCrash, PerdureError, GeneratorExit)
+    return None if isinstance(error, explained) and not isinstance(error, AssertionError) else error
+
+
 def _is_interruption(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         parts: Sequence[BaseException] = cast("BaseExceptionGroup[BaseException]", error).exceptions
@@ -116,19 +145,60 @@ def _is_interruption(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
+_OPTIONS: Final = tuple(signature(open_supervisor).parameters)[2:]
+
+
+def check_options(options: Mapping[str, Any], *reserved: str) -> None:
+    """What is passed on to `open_supervisor`.
+
+    Args:
+        options: What was given.
+        reserved: What the caller gives besides, and nobody else may.
+
+    Raises:
+        InvalidArgumentError: It takes no such thing, or the simulation has one of its own.
+    """
+    for name in options:
+        if name in ("store", "durability", *reserved):
+            raise InvalidArgumentError(f"the simulation has its own {name}; leave {name}= out")
+        if name not in _OPTIONS:
+            raise InvalidArgumentError(
+                f"this does not take {name}=; of a supervisor it takes what open_supervisor does: {', '.join(_OPTIONS)}"
+            )
+
+
 def _check_clock() -> HoldClock:
     try:
         clock = trio.lowlevel.current_clock()
     except RuntimeError:
+        if _is_asyncio():
+            raise VirtualTimeError(
+                "virtual time needs Trio, and this test runs under asyncio: a plugin has claimed it (pytest-asyncio's "
+                "asyncio_mode=auto, or a marker asyncio or anyio). Write a plain `def test_...()` that calls run_virtual(main); "
+                "or, if it is anyio's, let it run on Trio: a fixture `anyio_backend` that returns "
+                "('trio', {'clock': trio.testing.MockClock(autojump_threshold=0)}). Only explore_crashes runs anywhere"
+            ) from None
         raise VirtualTimeError(
             "virtual time needs Trio: in a test, write `async def test_...()`; elsewhere run_virtual(main)"
         ) from None
     if not isinstance(clock, MockClock) or clock.autojump_threshold == inf:
         raise VirtualTimeError(
             "this runs on real time, and a year of sleep would take one; in a test take pytest-trio's fixture "
-            "`autojump_clock`, elsewhere run_virtual(main) instead of trio.run(main)"
+            "`autojump_clock`, or with anyio a fixture `anyio_backend` that returns ('trio', {'clock': "
+            "trio.testing.MockClock(autojump_threshold=0)}); elsewhere run_virtual(main) instead of trio.run(main)"
         )
     return partial(holding, clock)
+
+
+def _is_asyncio() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -157,5 +227,6 @@ def run_virtual(fn: Callable[[Unpack[Ts]], Awaitable[T]], *args: Unpack[Ts], see
     Returns:
         What it returned.
     """
+    check_function(fn, "what is run", "run_virtual(main)")
     with seeded_scheduling(seed):
         return trio.run(fn, *args, clock=MockClock(autojump_threshold=0))

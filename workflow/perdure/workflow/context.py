@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from datetime import datetime
 from functools import wraps
+from inspect import signature
 from random import Random
 from types import UnionType
 from typing import Any, Literal, TypeVar, TypeVarTuple, Unpack, cast, overload
@@ -62,6 +63,7 @@ __all__ = ["Context", "QueueReader", "WorkflowLogger"]
 
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Coroutine[Any, Any, Any]])
+SyncMethodT = TypeVar("SyncMethodT", bound=Callable[..., Any])
 S = TypeVar("S")
 InputT = TypeVar("InputT")
 Ts = TypeVarTuple("Ts")
@@ -118,6 +120,29 @@ def _in_turn(operation: OperationName) -> Callable[[MethodT], MethodT]:
         return cast("MethodT", call)
 
     return decorate
+
+
+def _on_the_spot(method: SyncMethodT) -> SyncMethodT:
+    """Tell a call whose arguments do not fit as one of any other method is told: it stops the workflow, and fails nothing."""
+    fits = signature(method)
+
+    @wraps(method)
+    def call(self: Context, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TypeError:
+            try:
+                fits.bind(self, *args, **kwargs)
+            except TypeError as error:
+                fault = InvalidArgumentError(
+                    f"ctx.{method.__name__} does not take these arguments: {error}; write for example "
+                    f'ctx.{method.__name__}("order-number")'
+                )
+                self._scope.activation.fault(fault)  # pyright: ignore[reportPrivateUsage]
+                raise fault from None
+            raise
+
+    return cast("SyncMethodT", call)
 
 
 class QueueReader:
@@ -845,6 +870,7 @@ class Context:
         with Operation(self._scope, name, "removed") as operation:
             await run_removed(operation, check_kind(kind))
 
+    @_on_the_spot
     def uuid(self, name: str) -> UUID:
         """A UUID (version 8) that is the same on every run, for this name in this scope. Nothing is written.
 
@@ -855,6 +881,7 @@ class Context:
         """
         return derive_uuid(self._scope, name)
 
+    @_on_the_spot
     def random(self, name: str) -> Random:
         """A generator of random numbers, the same stream on every run, for this name in this scope. Nothing is written.
 
