@@ -18,7 +18,7 @@ from perdure.testing.outline import Line
 from perdure.testing.scenario import FinishedRun
 from perdure.workflow import InvalidArgumentError
 
-__all__ = ["Aspect", "check_aspects", "differences_of", "was_interrupted"]
+__all__ = ["Aspect", "check_aspects", "differences_of", "was_interrupted", "with_content"]
 
 Aspect: TypeAlias = Literal["state", "output", "history", "effects"]
 """What is compared: how the workflows ended, what they returned or failed with, their histories, what happened outside."""
@@ -58,6 +58,18 @@ def differences_of(
     return tuple(found)
 
 
+def with_content(*runs: FinishedRun | None) -> frozenset[tuple[str, str]]:
+    """The ledger and the name of all effects that have content anywhere: of these it is told, even if it is `None`."""
+    return frozenset(
+        (ledger, effect.name)
+        for run in runs
+        if run is not None
+        for ledger, effects in run.effects.items()
+        for effect in effects
+        if effect.content is not None
+    )
+
+
 def _counted(run: FinishedRun, name: str) -> Counter[tuple[str, str]]:
     return Counter((effect.name, repr(effect.content)) for effect in run.effects.get(name, ()))
 
@@ -71,23 +83,27 @@ def _ledgers(
 
 
 def _effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+    contents = with_content(run, whole)
     for ledger, here, there in _ledgers(run, whole):
         for name, content in [*there, *(each for each in here if each not in there)]:
             now, before = here[name, content], there[name, content]
             is_fine = bool(now) == bool(before) if ledger.may_repeat(name) else now == before
             if not is_fine:
-                yield _happened(ledger, name, content, now, before)
+                yield _happened(ledger, name, content, now, before, contents)
 
 
 def _more_effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+    contents = with_content(run, whole)
     for ledger, here, there in _ledgers(run, whole):
         for (name, content), before in there.items():
             if here[name, content] > before and not ledger.may_repeat(name):
-                yield _happened(ledger, name, content, here[name, content], before)
+                yield _happened(ledger, name, content, here[name, content], before, contents)
 
 
-def _happened(ledger: EffectLedger, name: str, content: str, now: int, before: int) -> str:
-    what = name if content == "None" else f"{name} {content}"
+def _happened(
+    ledger: EffectLedger, name: str, content: str, now: int, before: int, contents: Collection[tuple[str, str]]
+) -> str:
+    what = f"{name} {content}" if (ledger.name, name) in contents else name
     return f"{ledger.name}: {what} happened {_times(now)}; without a crash, {_times(before)}"
 
 

@@ -1,8 +1,9 @@
 """Runs what `explore_crashes` was asked for, death by death, and says where a run ended otherwise.
 
 1. First without a crash, twice: where these two differ, nothing can be said of crashes, and that is told.
-2. Then once for every write and each side of it, and with a second death during each recovery. Explored equals counted: each
-   death comes at the write that it was planned for, and no write is left out.
+2. Then once for every write and each side of it; only then with a second death during each recovery, so that what a single death
+   brings out is told with one. Explored equals counted: each death comes at the write that it was planned for, and no write is
+   left out.
 3. The first run that ends otherwise is told as a story, with the call that repeats it.
 """
 
@@ -18,9 +19,10 @@ from perdure.testing.bridge import Link
 from perdure.testing.differences import differences_of, was_interrupted
 from perdure.testing.errors import NotRepeatableError, RecoveryDiffersError, UnexpectedEndingError
 from perdure.testing.faults import CrashPoint
+from perdure.testing.hints import hints_for
 from perdure.testing.outline import shown
 from perdure.testing.scenario import FinishedRun, Mail
-from perdure.testing.story import hints_for, story_of
+from perdure.testing.story import story_of
 
 __all__ = ["Exploration", "Explorer"]
 
@@ -95,15 +97,15 @@ class Explorer:
         return Exploration(points, self.runs, self.crashes, self.interrupted, tuple(seeds), wholes[0])
 
     def _explore_seed(self, whole: FinishedRun) -> None:
-        explored = 0
+        recoveries: list[tuple[CrashPoint, int]] = []
         for number in range(len(whole.writes)):
             for when in ("before", "after"):
                 crash = CrashPoint(number, when)
-                run = self._explored((crash,), whole)
-                explored += 1
-                for again in self._again(crash, len(run.writes_of(1))):
-                    self._explored((crash, again), whole)
-        assert explored == 2 * len(whole.writes), "explored is not counted"
+                recoveries.append((crash, len(self._explored((crash,), whole).writes_of(1))))
+        assert len(recoveries) == 2 * len(whole.writes), "explored is not counted"
+        for crash, writes in recoveries:
+            for again in self._again(crash, writes):
+                self._explored((crash, again), whole)
 
     def _again(self, crash: CrashPoint, writes: int) -> Iterator[CrashPoint]:
         """Where the process after this crash dies, which makes that many writes if it does not.
@@ -203,21 +205,23 @@ class Explorer:
         )
 
     def _differs(self, found: Sequence[str], run: FinishedRun, whole: FinishedRun) -> RecoveryDiffersError:
-        story = story_of(run)
-        hints = list(hints_for(run, whole))
-        if was_interrupted(run):
-            hints.append(
-                "An at-most-once step was interrupted, which is what at_most_once=True means: it is not run again. If the "
-                "workflow may end otherwise then, write allow_interruptions=True, and say in check= what holds all the same."
-            )
+        story = story_of(run, whole)
+        hints = hints_for(run, whole, allows_interruptions=self.asked.allows_interruptions)
         parts = [
-            f"{self.asked.name} does not survive a crash {' and '.join(map(str, run.crashes))}.",
+            f"{self.asked.name} does not survive {_deaths(run.crashes)}.",
             "\n".join(f"  {difference}" for difference in found),
             story,
             *(fill(hint, _WIDTH) for hint in hints),
             f"To repeat this run alone:\n  {self._call(run.only)}",
         ]
         return RecoveryDiffersError("\n\n".join(parts) + "\n", only=run.only, differences=tuple(found), story=story)
+
+
+def _deaths(crashes: Sequence[CrashPoint]) -> str:
+    if len(crashes) == 1:
+        return f"a crash {crashes[0]}"
+    died = [f"process {number} died {crash}" for number, crash in enumerate(crashes, 1)]
+    return f"{len(crashes)} crashes: {', '.join(died)}"
 
 
 def _short(text: str) -> str:

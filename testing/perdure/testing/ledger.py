@@ -24,6 +24,7 @@ from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import EffectKeyError, EffectRefusedError, EffectTimeoutError
 from perdure.testing.faults import WriteGate, current_gate
 from perdure.workflow import InvalidArgumentError, MisuseError, current_step
+from perdure.workflow.rollback import handler_in_progress
 
 __all__ = [
     "Effect",
@@ -46,11 +47,12 @@ class Effect:
         name: What happened.
         content: To what, or how much; whatever was given.
         key: Its idempotency key, or `None`.
-        workflow_id: The workflow in whose step it happened; `None` outside of a step's function.
-        path: The step's path; empty outside of a step's function.
+        workflow_id: The workflow in whose step, or in the rollback of whose step, it happened; `None` outside of both.
+        path: The step's path; empty outside of a step's function and its rollback handler.
         process: In which process of its disk it happened, from 0; 0 outside of a simulation.
         writes: How many writes that process had made by then.
-        attempt: Which attempt of its step this was, from 1; 0 outside of a step's function.
+        attempt: Which attempt of its step, or of the handler, this was, from 1; 0 outside of both.
+        is_rollback: Whether it happened in the step's rollback handler.
     """
 
     name: str
@@ -61,11 +63,12 @@ class Effect:
     process: int
     writes: int
     attempt: int
+    is_rollback: bool = False
 
     @property
     def is_in_step(self) -> bool:
         """Whether it happened in a step's function."""
-        return self.workflow_id is not None
+        return self.workflow_id is not None and not self.is_rollback
 
 
 @dataclass
@@ -209,7 +212,7 @@ class EffectLedger:
         seen: dict[tuple[object, ...], tuple[int, int]] = {}
         found: list[Effect] = []
         for effect in self.effects:
-            place = (effect.workflow_id, effect.path, effect.name, repr(effect.content))
+            place = (effect.workflow_id, effect.path, effect.is_rollback, effect.name, repr(effect.content))
             when = (effect.process, effect.attempt)
             if seen.setdefault(place, when) != when:
                 found.append(effect)
@@ -296,6 +299,10 @@ class EffectLedger:
 
 def _effect(gate: WriteGate | None, name: str, content: Any, key: str | None) -> Effect:
     process, writes = (0, 0) if gate is None else (gate.life, len(gate.writes))
+    undoing = handler_in_progress.get()
+    if undoing is not None:
+        of_step = (undoing.workflow_id, undoing.path, process, writes, undoing.attempt)
+        return Effect(name, content, key, *of_step, is_rollback=True)
     try:
         step = current_step()
     except MisuseError:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -55,6 +56,7 @@ __all__ = [
     "RollbackContext",
     "check_rollback",
     "end_rollback",
+    "handler_in_progress",
     "roll_back",
     "run_rollback_checkpoint",
     "wake_rollback",
@@ -97,6 +99,11 @@ class RollbackContext:
     def is_evicted(self) -> bool:
         """Whether this run is over and its results no longer count; long computations may look now and then."""
         return self._activation.closing is not None
+
+
+handler_in_progress: Final[ContextVar[RollbackContext | None]] = ContextVar("perdure_rollback_handler", default=None)
+"""What the rollback handler was given in which the caller is; `None` outside of one. For the test kit, which tells where an
+effect happened."""
 
 
 async def run_rollback_checkpoint(operation: Operation) -> None:
@@ -314,11 +321,15 @@ class _Handler:
         try:
             with timer:
                 context, output = self._context(number), self._compensation.output()
-                if self._is_async:
-                    start_timer()
-                    await self._handler(context, output)
-                else:
-                    await self._call_in_thread(context, output, start_timer)
+                token = handler_in_progress.set(context)
+                try:
+                    if self._is_async:
+                        start_timer()
+                        await self._handler(context, output)
+                    else:
+                        await self._call_in_thread(context, output, start_timer)
+                finally:
+                    handler_in_progress.reset(token)
         except FaultError as fault:
             self._activation.fault(fault)
             raise
