@@ -24,7 +24,7 @@ kill9: ## Kill a process with 150 workflows again and again until all have ended
 	@tools/setup.sh .venv run $(PYTHON)
 	$(python) tests/soak/soak.py --workflows 150 --deaths 20 --life 1 --max-live 20 --seed 1 $(ARGS)
 
-soak: ## The same with 1,000 workflows, then 50,000 simulated processes (ARGS="--incarnations 1000000 --minutes 60")
+soak: ## The same with 1,000 workflows, then 50,000 simulated processes (ARGS="--incarnations 1000000", "--simulated": these alone)
 	@tools/setup.sh .venv test $(PYTHON)
 	$(python) tests/soak/soak.py --incarnations 50000 $(ARGS)
 

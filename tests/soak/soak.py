@@ -4,6 +4,7 @@
     python tests/soak/soak.py --minutes 60                     rounds of them for an hour, each with a seed of its own
     python tests/soak/soak.py --seed 7 --workflows 150         a plan again: the kills come as near as timing allows
     python tests/soak/soak.py --incarnations 1000000           and then a million simulated processes (soak_incarnations.py)
+    python tests/soak/soak.py --incarnations 1000000 --simulated           those alone
 
 1. The killer is another process, the signal is SIGKILL (now and then SIGTERM, and sometimes SIGKILL during the shutdown that
    follows), the store syncs, and what must have happened is known from the oracle (`soak_worker.py`), not from the store.
@@ -290,13 +291,16 @@ def main() -> None:
     parser.add_argument("--deaths", type=int, default=40, help="how many processes die in a round")
     parser.add_argument("--life", type=float, default=3.0, help="the longest life of a process, in seconds")
     parser.add_argument("--incarnations", type=int, default=0, help="kill so many simulated processes afterwards")
+    parser.add_argument("--simulated", action="store_true", help="these alone, and no real process")
     parser.add_argument("--max-live", type=int, default=50)
     parser.add_argument("--idle-timeout", type=float, default=0.05)
     given = parser.parse_args()
+    if given.simulated and (not given.incarnations or given.minutes):
+        parser.error("--simulated goes with --incarnations, how many there are to be, and without --minutes")
     seed: int = random.randrange(1_000_000) if given.seed is None else given.seed
     until = time.monotonic() + 60 * given.minutes
     is_right = True
-    while is_right:
+    while is_right and not given.simulated:
         options = Options(given.workflows, seed, given.max_live, given.idle_timeout, is_coded=seed % 2 == 1)
         is_right = _round(options, deaths=given.deaths, life_s=given.life)
         seed += 1

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import soak
 from soak import campaign
 from soak_checks import Picture, check_child, check_keys, check_sink, check_workflow, gather
 from soak_plans import Plan, message_id, plan_of
@@ -27,6 +28,46 @@ def test_workflows_killed_at_random_until_finished_are_as_if_never_killed(tmp_pa
     assert report.problems == [], f"seed {seed}"
     assert report.killed + report.stopped > 2, f"seed {seed}: it was hardly killed at all"
     assert report.effects >= 10 * (options.workflows - report.cancelled - report.expired), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "done"),
+    [
+        ("--incarnations 50000", ["real 7", "simulated 50000"]),
+        ("--incarnations 50000 --simulated", ["simulated 50000"]),
+        ("", ["real 7"]),
+    ],
+)
+def test_real_processes_first_then_simulated_ones_or_those_alone(
+    arguments: str, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def real(options: Options, **_: Any) -> bool:
+        seen.append(f"real {options.seed}")
+        return True
+
+    def simulated(least: int, first: int) -> bool:
+        seen.append(f"simulated {least}")
+        return True
+
+    monkeypatch.setattr(soak, "_round", real)
+    monkeypatch.setattr("soak_incarnations.run", simulated)
+    monkeypatch.setattr("sys.argv", ["soak.py", "--seed", "7", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        soak.main()
+    assert (ended.value.code, seen) == (False, done)
+
+
+@pytest.mark.parametrize("arguments", ["--simulated", "--simulated --incarnations 5 --minutes 1"])
+def test_simulated_ones_alone_need_their_number(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["soak.py", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        soak.main()
+    assert ended.value.code == 2
+    assert "--simulated goes with --incarnations" in capsys.readouterr().err
 
 
 def test_a_seed_gives_the_same_plan_in_every_process() -> None:
