@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
 from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from perdure.actors import WorkflowLike
+from perdure.actors import WorkflowLike, open_supervisor
 from perdure.testing.amnesia import Amnesia
 from perdure.testing.bridge import Link
 from perdure.testing.differences import Aspect, check_aspects
@@ -93,8 +95,7 @@ class Asked:
             )
         if isinstance(ignore, str):
             raise InvalidArgumentError(f"ignore takes several names, not a text; write ignore=[{ignore!r}]")
-        if reserved := sorted(_RESERVED & options.keys()):
-            raise InvalidArgumentError(f"the simulation has its own {reserved[0]}; leave {reserved[0]}= out")
+        _check_options(options)
         if workflow_id is not None:
             check_workflow_id(workflow_id)
         functions = [definition_of(each).function for each in (workflow, *others)]
@@ -109,7 +110,7 @@ class Asked:
             ends_as=_ends_as(ends_as, cancel_at),
             cancel_at=None if cancel_at is None else check_duration(cancel_at, "cancel_at", "cancel_at=3600.0"),
             timeout=check_duration(timeout, "timeout", "timeout=86400.0"),
-            writes_max=writes_max,
+            writes_max=_writes_max(writes_max),
             recovery_crashes=recovery_crashes,
             compare=check_aspects(compare),
             ignore=tuple(ignore),
@@ -151,10 +152,29 @@ def _mail(given: Any) -> Mail:
             )
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    """See that these are options of a supervisor, and none that the simulation has its own for."""
+    if reserved := sorted(_RESERVED & options.keys()):
+        raise InvalidArgumentError(f"the simulation has its own {reserved[0]}; leave {reserved[0]}= out")
+    taken = {name for name, each in signature(open_supervisor).parameters.items() if each.kind is each.KEYWORD_ONLY}
+    if unknown := sorted(options.keys() - taken):
+        own = signature(Asked.of).parameters.keys() - {"options"}
+        near = get_close_matches(unknown[0], sorted(own | (taken - _RESERVED)), 1)
+        advice = f"write {near[0]}=" if near else f"leave {unknown[0]}= out"
+        raise InvalidArgumentError(
+            f"neither explore_crashes nor open_supervisor takes {unknown[0]}={options[unknown[0]]!r:.100}; {advice}"
+        )
+
+
+def _writes_max(given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise InvalidArgumentError(f"writes_max is how many, at least 1, not {given!r:.100}; write writes_max=2000")
+    return given
+
+
 def _seeds(given: object) -> tuple[int, ...]:
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = range(given)
-    listed = list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else []
+    numbers = range(given) if isinstance(given, int) and not isinstance(given, bool) else given
+    listed = list(cast("Iterable[object]", numbers)) if isinstance(numbers, Iterable) else []
     seeds = tuple(seed for seed in listed if isinstance(seed, int))
     if not seeds or len(seeds) < len(listed):
         raise InvalidArgumentError(f"seeds is how many, at least 1, or which; not {given!r:.100}. Write seeds=5")
