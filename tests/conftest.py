@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,10 @@ MakeNamespace: TypeAlias = Callable[[], Namespace]
 
 _MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """A directory that is never on a disk, where the system has one; else the usual one for temporary files."""
+
+# A shell starts what is to run in the background with Ctrl-C ignored, and programs that we start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two workers share two cores: a deadline would measure the neighbour.
 settings.register_profile("perdure", deadline=None)
