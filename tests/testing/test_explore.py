@@ -455,11 +455,63 @@ class TestWhatCannotBeExplored:
             ({"clock": None}, "leave clock= out"),
             ({"workflow_id": ""}, "id"),
             ({"timeout": -1}, "timeout"),
+            ({"timeout": 0}, r"timeout=86400\.0"),
+            ({"writes_max": 0}, "writes_max=2000"),
+            ({"seeds": [-1]}, "seeds=5"),
+            ({"only": "no crash@seed-1"}, "only='3/after"),
+            ({"compare": []}, "compare="),
+            ({"check": 3}, "check=nobody_pays_twice"),
+            ({"check": charge_once}, r"def check\(run\): assert"),
+            ({"modules": ["shop"]}, r"modules=\[shop\]"),
+            ({"modules": 3}, r"modules=\[shop\]"),
+            ({"workflows": careless}, r"workflows=\[parcel\]"),
+            ({"ignore": 3}, "ignore="),
+            ({"seed": 3}, "seeds="),
+            ({"durability": "full"}, "leave durability= out"),
         ],
     )
     async def test_bad_arguments_say_what_to_write(self, arguments: dict[str, Any], says: str) -> None:
         with pytest.raises((InvalidArgumentError, ValueError), match=says):
             await explore_crashes(order, 5, **arguments)
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ({"check": lambda run: False}, r"check returned False.*assert"),
+            ({"ignore": ["nonsense", "charge-card"]}, r"ignore=\['nonsense'\] names no entry"),
+            ({"only": "99/before@seed0"}, r"no write 99 .*only='\d+/after@seed0'"),
+        ],
+    )
+    async def test_what_would_never_be_met_is_told(self, arguments: dict[str, Any], says: str) -> None:
+        """S39: an argument that changes nothing, and a check that cannot fail, are mistakes in the test."""
+        with pytest.raises(InvalidArgumentError, match=says):
+            await explore_crashes(order, 5, messages=[("packed", 1)], recovery_crashes="none", **arguments)
+
+    async def test_two_ledgers_of_one_name_do_not_hide_each_other(self) -> None:
+        """S39: a careless charge on one of them would be told as the effects of the other."""
+        twin = EffectLedger("bank")
+
+        async def mail() -> None:
+            twin.record("mail", key=current_step().idempotency_key)
+
+        @workflow
+        async def two(ctx: Context, _: None) -> None:
+            await ctx.step("charge", charge, 5)
+            await ctx.step("mail", mail)
+
+        with pytest.raises(InvalidArgumentError, match="2 ledgers are called 'bank'"):
+            await explore_crashes(two)
+
+    async def test_a_ledger_that_each_attempt_makes_anew_is_told(self) -> None:
+        async def pay() -> None:
+            EffectLedger("of the attempt").record("charge")
+
+        @workflow
+        async def forgetting(ctx: Context, _: None) -> None:
+            await ctx.step("pay", pay)
+
+        with pytest.raises(InvalidArgumentError, match="outside of functions"):
+            await explore_crashes(forgetting)
 
 
 class TestHowItIsCalled:

@@ -208,3 +208,10 @@ def test_bad_arguments_say_what_to_write() -> None:
         EffectLedger("bank", repeats="mail")
     with pytest.raises(InvalidArgumentError, match="'refused', 'lost' or 'applied'"):
         EffectLedger("bank", faults={0: "late"})  # type: ignore[dict-item]
+
+
+async def test_bad_arguments_of_a_ledger_say_what_to_write(autojump_clock: MockClock) -> None:
+    with pytest.raises(InvalidArgumentError, match="faults="):
+        EffectLedger("x", faults=["charge"])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"seconds=2\.0"):
+        await EffectLedger("x").perform("charge", seconds=-1)

@@ -400,3 +400,19 @@ def test_a_rule_that_is_no_coroutine_function_is_refused() -> None:
         @process_rule()
         def buy(self: WorkflowMachine, supervisor: Supervisor) -> None:
             pass
+
+
+def test_a_machine_that_is_not_written_whole_says_what_is_missing() -> None:
+    async def buy(self: object, supervisor: Supervisor) -> None:
+        return
+
+    with pytest.raises(InvalidArgumentError, match=r"@process_rule\(\)"):
+        process_rule(buy)
+    with pytest.raises(InvalidArgumentError, match=r"plan=process_plans\(\)"):
+        process_rule(plan=CrashPoint(3))  # type: ignore[arg-type]
+
+    class Aimless(WorkflowMachine):
+        rule_of_it = process_rule()(buy)
+
+    with pytest.raises(InvalidArgumentError, match=r"workflows = \[order\]"):
+        Aimless()

@@ -244,3 +244,25 @@ def test_numbers_that_make_no_plan_are_refused() -> None:
         crash_plans(processes_max=-1)
     with pytest.raises(InvalidArgumentError, match="faults_max"):
         fault_plans(faults_max=True)
+
+
+def test_what_nothing_can_be_drawn_from_says_what_to_write() -> None:
+    @workflow
+    async def meet(ctx: Context, meeting: Meeting) -> None:
+        await ctx.sleep("until", 1)
+
+    @workflow
+    async def count(ctx: Context, number: int) -> None:
+        await ctx.sleep("until", 1)
+
+    with pytest.raises(InvalidArgumentError, match=r"Meeting, has no part 'nope'; it has at"):
+        workflow_inputs(meet, nope=st.integers())
+    with pytest.raises(InvalidArgumentError, match=r"int, has no part 'nope'"):
+        workflow_inputs(count, nope=st.integers())
+    for messages in (["a"], {"alice": "xyz"}, {"alice": 3}):
+        with pytest.raises(InvalidArgumentError, match=r"alice': \["):
+            message_orders(messages)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"crash_at=CrashPoint"):
+        ProcessPlan(crash_at=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"faults="):
+        ProcessPlan(faults={3: "explode"})  # type: ignore[dict-item]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import wraps
 from inspect import signature
 from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
@@ -20,7 +21,12 @@ from perdure.testing.differences import Aspect, check_aspects
 from perdure.testing.faults import CrashPoint, When
 from perdure.testing.scenario import FinishedRun, Mail, Scenario
 from perdure.workflow import InvalidArgumentError, WorkflowState, definition_of
-from perdure.workflow.checks import check_duration, check_workflow_id
+from perdure.workflow.checks import (
+    check_duration,
+    check_function,
+    check_workflow_id,
+    is_coroutine_function,
+)
 
 __all__ = ["Asked", "MailLike", "RecoveryCrashes"]
 
@@ -31,7 +37,7 @@ MailLike: TypeAlias = "Mail | tuple[str, Any]"
 """What `messages=` takes."""
 
 _RESERVED: Final = {"clock", "durability", "disk", "store"}
-_ONLY: Final = re.compile(r"(?P<crashes>no crash|\d+/\w+(?:\+\d+/\w+)*)(?:@seed(?P<seed>-?\d+))?")
+_ONLY: Final = re.compile(r"(?P<crashes>no crash|\d+/\w+(?:\+\d+/\w+)*)(?:@seed(?P<seed>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +94,13 @@ class Asked:
             InvalidArgumentError: Something is wrong with it.
         """
         definition = definition_of(workflow)
-        others = tuple(workflows)
+        others = _several(workflows, "workflows", "workflows=[parcel]")
+        modules = _modules(modules)
         if recovery_crashes not in get_args(RecoveryCrashes):
             raise InvalidArgumentError(
                 f"recovery_crashes is 'one', 'all' or 'none', not {recovery_crashes!r}; write recovery_crashes='all'"
             )
-        if isinstance(ignore, str):
+        if not isinstance(ignore, Collection) or isinstance(ignore, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(f"ignore takes several names, not a text; write ignore=[{ignore!r}]")
         _check_options(options)
         if workflow_id is not None:
@@ -109,13 +116,13 @@ class Asked:
             others=others,
             ends_as=_ends_as(ends_as, cancel_at),
             cancel_at=None if cancel_at is None else check_duration(cancel_at, "cancel_at", "cancel_at=3600.0"),
-            timeout=check_duration(timeout, "timeout", "timeout=86400.0"),
+            timeout=_timeout(timeout),
             writes_max=_writes_max(writes_max),
             recovery_crashes=recovery_crashes,
             compare=check_aspects(compare),
             ignore=tuple(ignore),
             allows_interruptions=allow_interruptions,
-            check=check,
+            check=None if check is None else _checking(check),
             amnesia=None if keep_globals else Amnesia(functions, modules),
             only=None if only is None else _parse_only(only),
             options=options,
@@ -137,6 +144,47 @@ class Asked:
             options=self.options,
             link=link,
         )
+
+
+def _several(given: Iterable[WorkflowLike], what: str, example: str) -> tuple[WorkflowLike, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"{what} takes several, not {given!r:.80}; write {example}")
+    return tuple(given)
+
+
+def _modules(given: object) -> tuple[ModuleType, ...]:
+    listed = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
+    modules = tuple(each for each in listed if isinstance(each, ModuleType))
+    if not isinstance(given, Iterable) or len(modules) < len(listed):
+        raise InvalidArgumentError(f"modules takes modules that were imported, not {given!r:.80}; write modules=[shop]")
+    return modules
+
+
+def _timeout(given: float) -> float:
+    timeout = check_duration(given, "timeout", "timeout=86400.0")
+    if not timeout:
+        raise InvalidArgumentError(
+            "timeout=0 leaves no time to end in; write timeout=86400.0, in seconds of virtual time"
+        )
+    return timeout
+
+
+def _checking(check: Callable[[FinishedRun], object]) -> Callable[[FinishedRun], object]:
+    """The test's own condition, which cannot fail without being heard."""
+    check_function(check, "check", "check=nobody_pays_twice")
+    if is_coroutine_function(check):
+        raise InvalidArgumentError(f"check is a plain function, not {check!r:.80}; write def check(run): assert ...")
+
+    @wraps(check)
+    def checking(run: FinishedRun) -> None:
+        answer = check(run)
+        if answer is not None:
+            raise InvalidArgumentError(
+                f"check returned {answer!r:.80}, which nobody looks at: it raises what is wrong, and returns nothing. Write "
+                "def check(run): assert ..."
+            )
+
+    return checking
 
 
 def _mail(given: Any) -> Mail:
@@ -176,8 +224,10 @@ def _seeds(given: object) -> tuple[int, ...]:
     numbers = range(given) if isinstance(given, int) and not isinstance(given, bool) else given
     listed = list(cast("Iterable[object]", numbers)) if isinstance(numbers, Iterable) else []
     seeds = tuple(seed for seed in listed if isinstance(seed, int))
-    if not seeds or len(seeds) < len(listed):
-        raise InvalidArgumentError(f"seeds is how many, at least 1, or which; not {given!r:.100}. Write seeds=5")
+    if not seeds or len(seeds) < len(listed) or min(seeds) < 0:
+        raise InvalidArgumentError(
+            f"seeds is how many, at least 1, or which, from 0; not {given!r:.100}. Write seeds=5"
+        )
     return seeds
 
 

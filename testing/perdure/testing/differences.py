@@ -165,6 +165,8 @@ def check_aspects(compare: Collection[str]) -> tuple[Aspect, ...]:
         InvalidArgumentError: It names something else.
     """
     unknown = [each for each in compare if each not in ASPECTS]
+    if not compare and not isinstance(compare, str):
+        raise InvalidArgumentError("with compare=[] every run is like every other; write compare=['effects', 'state']")
     if unknown or isinstance(compare, str):
         raise InvalidArgumentError(
             f"compare takes some of {', '.join(map(repr, ASPECTS))}, not {compare!r}; write compare=['effects', 'state']"

@@ -23,6 +23,7 @@ from perdure.testing.hints import hints_for
 from perdure.testing.outline import shown
 from perdure.testing.scenario import FinishedRun, Mail
 from perdure.testing.story import story_of
+from perdure.workflow import InvalidArgumentError
 
 __all__ = ["Exploration", "Explorer"]
 
@@ -81,6 +82,7 @@ class Explorer:
             crashes, seed = self.asked.only
             whole = self._whole(seed)
             if crashes:
+                self._check_only(crashes[0], whole)
                 self._explored(crashes, whole)
             return self._result((seed,), [whole])
         wholes: list[FinishedRun] = []
@@ -88,6 +90,7 @@ class Explorer:
             whole = self._whole(seed)
             wholes.append(whole)
             self._explore_seed(whole)
+        self._check_ignored()
         return self._result(self.asked.seeds, wholes)
 
     def _result(self, seeds: tuple[int, ...], wholes: Sequence[FinishedRun]) -> Exploration:
@@ -178,6 +181,21 @@ class Explorer:
                 + (f"\n\n{ending.stack}" if ending.stack else ""),
                 only=whole.only,
                 state=ending.state,
+            )
+
+    def _check_only(self, crash: CrashPoint, whole: FinishedRun) -> None:
+        if crash.write >= len(whole.writes):
+            raise InvalidArgumentError(
+                f"there is no write {crash.write} to die at: without a crash, the process makes writes 0 to "
+                f"{len(whole.writes) - 1}; write only='{len(whole.writes) - 1}/after@seed{whole.seed}'"
+            )
+
+    def _check_ignored(self) -> None:
+        unmet = [name for name in self.asked.ignore if name not in self.scenario.ignored]
+        if unmet:
+            raise InvalidArgumentError(
+                f"ignore={unmet!r} names no entry of any history that there was; write the name of a step, such as "
+                "ignore=['measure'], or leave it out"
             )
 
     # Errors.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Final, Literal, NoReturn, TypeAlias, cast, get_args
 
 import trio
 
@@ -91,11 +91,13 @@ def check_faults(faults: object) -> None:
     Raises:
         InvalidArgumentError: It is something else.
     """
-    if not isinstance(faults, Mapping | None):
+    if faults is None:
+        return
+    if not isinstance(faults, Mapping):
         raise InvalidArgumentError(
             f"faults are by the number of a write, not {faults!r:.80}; write faults={{3: 'full'}}"
         )
-    for number, fault in cast("Mapping[Any, Any]", faults or {}).items():
+    for number, fault in cast("Mapping[object, object]", faults).items():
         if type(number) is not int or number < 0 or fault not in get_args(Fault):
             raise InvalidArgumentError(
                 f"a fault is one of {', '.join(map(repr, get_args(Fault)))} by the number of a write, from 0, not "

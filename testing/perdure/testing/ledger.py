@@ -24,6 +24,7 @@ from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import EffectKeyError, EffectRefusedError, EffectTimeoutError
 from perdure.testing.faults import WriteGate, current_gate
 from perdure.workflow import InvalidArgumentError, MisuseError, current_step
+from perdure.workflow.checks import check_duration
 from perdure.workflow.rollback import handler_in_progress
 
 __all__ = [
@@ -131,6 +132,10 @@ class EffectLedger:
             raise InvalidArgumentError(f"a ledger's name is a text, not {name!r}; write EffectLedger('bank')")
         if isinstance(repeats, str):
             raise InvalidArgumentError(f"repeats is True or several names, not a text; write repeats=[{repeats!r}]")
+        if not isinstance(faults, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(
+                f"faults are by name or number of the attempt, not {faults!r:.80}; write faults={{'charge': 'applied'}}"
+            )
         for fault in (faults or {}).values():
             if fault not in get_args(EffectFault):
                 raise InvalidArgumentError(
@@ -182,7 +187,11 @@ class EffectLedger:
         Args:
             name, content, key, returns: As for `record`.
             seconds: How long the answer takes, 0 or more.
+
+        Raises:
+            InvalidArgumentError: `seconds` is no such number.
         """
+        seconds = check_duration(seconds, "seconds", "perform('charge', seconds=2.0)")
         await trio.sleep(seconds / 2)
         result = self.record(name, content, key=key, returns=returns)
         await trio.sleep(seconds / 2)

@@ -83,6 +83,10 @@ class WorkflowMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        if not self.workflows:
+            raise InvalidArgumentError(
+                f"{type(self).__name__} does not say which workflows there are; write workflows = [order] in the class"
+            )
         self.simulation = Simulation(self.workflows, **self.options)
         self._is_begun: bool | None = None
         self._surrounding = sys.exc_info()[1]
@@ -219,6 +223,8 @@ def _story(life: int, name: str, writes: Sequence[WritePoint], how: str) -> str:
 
 
 def process_rule(
+    _called_without: object = None,
+    /,
     *,
     plan: st.SearchStrategy[ProcessPlan] | None = None,
     target: Bundle[Any] | None = None,
@@ -241,6 +247,14 @@ def process_rule(
     Raises:
         InvalidArgumentError: It does not decorate a coroutine function.
     """
+    if _called_without is not None:
+        raise InvalidArgumentError(
+            "process_rule is called; write @process_rule(), or @process_rule(cents=st.integers(1, 100))"
+        )
+    if not isinstance(plan, st.SearchStrategy | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(
+            f"plan is a strategy, not {plan!r:.80}; write plan=process_plans(), or plan=st.just(...)"
+        )
     nothing = cast("Any", multiple())
     wanted = targets if target is None else (target, *targets)
 

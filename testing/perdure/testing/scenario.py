@@ -161,7 +161,7 @@ class Scenario:
         cancel_at: When all that has not ended is cancelled, in seconds after the start; `None`: never.
         timeout: Within how many seconds of virtual time a process has to see the end.
         writes_max: How many writes a process may make.
-        ignore: Entries whose values may differ.
+        ignore: Entries whose values may differ; `ignored` gathers those that there were.
         amnesia: What each process forgets; `None`: nothing.
         options: What each process gives to `open_supervisor` besides.
         link: Who waits for it all.
@@ -192,6 +192,7 @@ class Scenario:
         self.timeout_s = timeout
         self.writes_max = writes_max
         self.ignore = ignore
+        self.ignored: set[str] = set()
         self.amnesia = amnesia
         self.options = options
         self.link = link
@@ -256,6 +257,7 @@ class _Run:
     def _finished(self, seen: _Seen, deaths: list[WritePoint]) -> FinishedRun:
         disk = self.simulation.disk
         ledgers = ledgers_of(disk)
+        _check_names(ledgers)
         return FinishedRun(
             crashes=self.crashes[: len(deaths)],
             seed=self.seed,
@@ -350,6 +352,8 @@ class _Process:
     async def _look(self, endings: dict[str, Ending]) -> _Seen:
         histories = {key: await (await self.supervisor.get(key)).history() for key in endings}
         outlines = {key: outline_of(history, ignore=self.scenario.ignore) for key, history in histories.items()}
+        names = {line.path[-1] for outline in outlines.values() for line in outline if line.path}
+        self.scenario.ignored |= {name for name in self.scenario.ignore if name in names}
         return _Seen(endings, outlines, histories[self.scenario.workflow_id])
 
     async def _stand(self, handle: WorkflowHandle[Any]) -> str:
@@ -361,6 +365,23 @@ class _Process:
             return f"it has made {self.scenario.writes_max} writes and goes on; it stands {after}"
         open_ones = [f"{info.id!r} is {info.state.value}" for info in await self._all() if not info.state.is_terminal]
         return f"after {self.scenario.timeout_s:g} seconds of virtual time {', '.join(open_ones)}; it stands {after}"
+
+
+def _check_names(ledgers: Sequence[EffectLedger]) -> None:
+    """What happened is told and compared by the ledger's name; of two of one name, one would hide the other."""
+    count, name = max(((len(each), name) for name, each in _by_name(ledgers).items()), default=(0, ""))
+    if count > 1:
+        raise InvalidArgumentError(
+            f"{count} ledgers are called {name!r}, and effects are compared by the ledger's name. Give each a name of its own; "
+            f"and make it once, outside of functions, as each call would make another: bank = EffectLedger({name!r})"
+        )
+
+
+def _by_name(ledgers: Sequence[EffectLedger]) -> dict[str, list[EffectLedger]]:
+    found: dict[str, list[EffectLedger]] = {}
+    for ledger in ledgers:
+        found.setdefault(ledger.name, []).append(ledger)
+    return found
 
 
 @contextmanager

@@ -11,15 +11,16 @@ first; a point behind the last write costs nothing, as nothing dies there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from inspect import Parameter, signature
 from types import NoneType
 from typing import Any, Final, TypeVar, get_args
 
 from perdure.storage import VALUE_BYTES_MAX, EncodeError, OversizedValueError
 from perdure.testing.extras import missing_extra
-from perdure.testing.faults import CrashPoint, Fault, When
+from perdure.testing.faults import CrashPoint, Fault, When, check_crash, check_faults
 from perdure.workflow import Context, InvalidArgumentError, Workflow, definition_of
 from perdure.workflow.annotations import function_of, parameter_annotation, raw_annotations
 from perdure.workflow.typed import encode_input
@@ -60,6 +61,9 @@ class ProcessPlan:
         clock_moves_s: By how many seconds the wall clock was set before it began; back, if negative.
         stays_s: How many seconds it lives on once what it was to do is done.
         faults: What goes wrong with its writes of these numbers.
+
+    Raises:
+        InvalidArgumentError: `crash_at` or `faults` is something else.
     """
 
     crash_at: CrashPoint | None = None
@@ -67,6 +71,10 @@ class ProcessPlan:
     clock_moves_s: float = 0.0
     stays_s: float = 0.0
     faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
+
+    def __post_init__(self) -> None:
+        check_crash(self.crash_at)
+        check_faults(self.faults)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # as Hypothesis prints it
@@ -152,8 +160,19 @@ def message_orders(
 
     Returns:
         Lists of sender and message. The least is all of the first sender's, then all of the second's.
-    """
 
+    Raises:
+        InvalidArgumentError: It is no mapping of senders to lists.
+    """
+    if not isinstance(messages, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(
+            f"messages are by sender, not {messages!r:.80}; write {{'alice': ['a', 'b'], 'bob': ['c']}}"
+        )
+    for sender, sent in messages.items():
+        if not isinstance(sent, Sequence) or isinstance(sent, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(
+                f"what {sender!r} sends is a list, not {sent!r:.80}; write {{{sender!r}: [{sent!r:.80}]}}"
+            )
     turns = [sender for sender, sent in messages.items() for _ in sent]
 
     def deliver(turns: Sequence[str], again: Sequence[bool]) -> list[tuple[str, T]]:
@@ -190,6 +209,12 @@ def workflow_inputs(
                 f"workflow {definition.name!r} does not say of which class its input is, so it has no part "
                 f"{next(iter(parts))!r}; annotate it: async def {definition.name}(ctx: Context, input: Order)"
             )
+        known = _parameters_of(annotation)
+        if known is not None and (unknown := [name for name in parts if name not in known]):
+            raise InvalidArgumentError(
+                f"the input of workflow {definition.name!r}, {annotation.__name__}, has no part {unknown[0]!r}"
+                + (f"; it has {', '.join(known)}" if known else "")
+            )
         drawn: st.SearchStrategy[Any] = st.builds(annotation, **parts)
     elif annotation is None:
         drawn = st.none() if _is_none(definition.function) else _plain_data()
@@ -205,6 +230,17 @@ def workflow_inputs(
             "workflow_inputs(order, items=st.lists(st.text()))"
         ) from misfit
     return drawn.filter(lambda value: _is_storable(definition, value))
+
+
+def _parameters_of(annotation: type) -> Collection[str] | None:
+    """What a class is made of, by name; `None` if it does not say, or takes any."""
+    try:
+        parameters = signature(annotation).parameters
+    except (TypeError, ValueError):  # of C
+        return () if annotation in (int, float, str, bytes, bool) else None
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return tuple(parameters)
 
 
 def _is_none(function: Callable[..., Any]) -> bool:
