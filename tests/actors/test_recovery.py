@@ -511,6 +511,38 @@ class TestMail:
                 await handle.wake()
                 assert await handle.result() == number
 
+    @pytest.mark.parametrize("what", ["message", "wake"])
+    async def test_whoever_asks_for_it_while_its_step_unwinds_brings_it_back(
+        self, disk: Disk, what: str, autojump_clock: MockClock
+    ) -> None:
+        """S33, S45: an eviction that a step's own clean-up holds up: what comes meanwhile is handled in this process."""
+
+        @workflow(name="tidy")
+        async def tidy(ctx: Context, input: None) -> Any:
+            async def work() -> str:
+                effects.append("began")
+                if len(effects) == 1:
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await trio.sleep(10)
+                return "worked"
+
+            await ctx.step("work", work, timeout=0)
+            return None if what == "wake" else (await ctx.queue.next("go")).body
+
+        async with disk.process(tidy) as supervisor, trio.open_nursery() as nursery:
+            handle = await supervisor.spawn(tidy, "t-1")
+            await trio.sleep(1)
+            nursery.start_soon(handle.evict)
+            await trio.sleep(1)
+            nursery.start_soon(*((handle.wake,) if what == "wake" else (handle.message, "go", 5)))
+            await trio.sleep(100)
+            assert disk.rows["t-1"].state == "completed"
+            assert await handle.result() == (None if what == "wake" else 5)
+        assert effects == ["began", "began"]
+
 
 class TestHalfMade:
     async def test_a_death_at_every_write_of_a_spawn_leaves_nothing_or_a_workflow_that_runs(

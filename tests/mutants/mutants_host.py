@@ -53,6 +53,18 @@ HOST_MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "leaving-actor-takes-mail",
+        "an actor that is about to leave memory is given messages",
+        "S45",
+        (
+            _in(
+                "actor",
+                "        if closing is None or closing is Closing.EXPIRED:",
+                "        if closing is None or closing is Closing.EXPIRED or closing is Closing.EVICTED:",
+            ),
+        ),
+    ),
+    Mutant(
         "woken-actor-passivated",
         "a workflow that was woken and has not run yet is taken out of memory as one that waits",
         "S45",
@@ -73,6 +85,18 @@ HOST_MUTANTS: Final = (
                 "alarms",
                 "        self._floor_ms = min(self._floor_ms, max(1, alarm_ms))\n        self._waiting.cancel()\n",
                 "        self._floor_ms = min(self._floor_ms, max(1, alarm_ms))\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "due-rows-passed-over",
+        "who goes to sleep, due already, while the catalog is looked through is passed over for good",
+        "S45 S46",
+        (
+            _in(
+                "alarms",
+                "        self._floor_ms = min(self._floor_ms, max(1, alarm_ms))\n",
+                "        self._floor_ms = max(self._floor_ms, max(1, alarm_ms))\n",
             ),
         ),
     ),
@@ -99,6 +123,12 @@ HOST_MUTANTS: Final = (
                 "            return True\n",
             ),
         ),
+    ),
+    Mutant(
+        "told-before-durable",
+        "a caller is told how its child has ended before that is durable",
+        "S39",
+        (_in("duties", "            await actor.activation.settled()\n", ""),),
     ),
     Mutant(
         "duty-struck-off-undone",

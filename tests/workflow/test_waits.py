@@ -103,7 +103,7 @@ async def test_a_parking_that_was_woken_before_it_waits_does_not_wait(autojump_c
     for deadline_ms in (None, clock.now_ms() + 10_000):
         parking = Parking(Wait(deadline_ms))
         parking.wake()
-        with assert_checkpoints():
+        with trio.fail_after(60), assert_checkpoints():
             assert await woken_after(parking, clock) == 0
 
 
