@@ -124,7 +124,8 @@ async def test_a_crash_at_any_write_ends_like_a_run_without_one(
 
     async def scenario(namespace: Namespace) -> Any:
         world = worlds.setdefault(namespace, World(mode))
-        return await world.live_on(namespace)
+        with trio.fail_after(1000):  # a step that is tried for ever never ends
+            return await world.live_on(namespace)
 
     async def check(output: Any, namespace: Namespace, crash: Crash | None) -> None:
         world = worlds[namespace]

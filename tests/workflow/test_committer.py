@@ -251,8 +251,8 @@ async def test_any_other_failure_is_unknown_and_only_a_reload_tells(driver: Trou
         await driver.until_writing()
         nursery.start_soon(branch, "waiting")
         await driver.until_writing()
+        driver.is_slow = False
         driver.let_through()
-    driver.is_slow = False
     record(history, "after")
     with pytest.raises(CommitUnknownError) as caught:
         await committer.commit()
