@@ -36,6 +36,7 @@ def sample(**changes: Any) -> dict[str, Any]:
         "status": "caught",
         "caught_by": "tests/workflow/test_race.py::test_a_b[memory]",
         "error": "",
+        "place": "scenarios",
         "seconds": 1.0,
     }
     mutants = [{"name": each.name, "bug": each.bug, "breaks": each.breaks, **caught} for each in MUTANTS]
@@ -108,6 +109,14 @@ def test_a_figure_shows_as_it_was_counted() -> None:
     assert "| step | 1 | 2 | 3 |" in text
     assert "| join\\|race | 9 | 9 | 9 |" in text
     assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants were caught; without one, 6,000 tests passed." in text
+
+
+def test_the_page_says_how_many_were_not_looked_for_as_the_command_does_it() -> None:
+    figures = sample()
+    assert "a person named" not in tool.render(figures)
+    for mutant in figures["mutants"]["mutants"][:3]:
+        mutant["place"] = "given"
+    assert "; 3 were looked for only in tests that a person named (`--tests`)." in tool.render(figures)
 
 
 def test_figures_that_are_missing_or_of_a_part_name_the_command(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ NOTHING: Final = {kind: [f"({name} was not there when this was written.)"] for k
 
 UNCONTROLLED: Final = "the whole suite was not run without one, or not with all, when this was written"
 
+IN_ORDER: Final = ("namesakes", "scenarios", "rest")
+"""Where `make mutants` looks for a mutant, unless a person says where."""
+
 
 class MissingFiguresError(Exception):
     """Figures are not there; the message says what makes them."""
@@ -109,7 +112,9 @@ def _planted(planted: dict[str, Any]) -> Iterator[str]:
     caught = [mutant for mutant in mutants if mutant["status"] == "caught"]
     control = planted["control"]
     without = f"without one, {control['passed']:,} tests passed" if _is_complete(planted) else UNCONTROLLED
-    yield f"{len(caught)} of {planted['known']} mutants were caught; {without}. The first test that failed, of many as a rule:"
+    elsewhere = sum(mutant["place"] not in IN_ORDER for mutant in caught)
+    where = f"; {elsewhere} were looked for only in tests that a person named (`--tests`)" if elsewhere else ""
+    yield f"{len(caught)} of {planted['known']} mutants were caught; {without}{where}. The first test that failed:"
     yield ""
     yield from _table(
         ("mutant", "what is wrong", "breaks", "caught by"),
