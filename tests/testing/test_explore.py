@@ -117,6 +117,32 @@ class TestWhatIsRight:
         explored = await explore_crashes(everything, messages=[("packed", "by me")])
         assert explored.first.output[:5] == [2, {"left": "pay-1", "right": "by me"}, "left", 2, []]
 
+    async def test_branches_that_act_at_the_same_moment(self) -> None:
+        """S39: which one comes first is not the crash's doing; without one, either does."""
+
+        async def take(ctx: Context) -> int:
+            return (await ctx.queue.next("q")).body
+
+        async def pay(ctx: Context) -> str:
+            return await ctx.step("pay", charge_once, 5)
+
+        async def give(ctx: Context) -> str:
+            return await ctx.step("give", ship_once, "for nothing")
+
+        @workflow
+        async def at_once(ctx: Context, _: None) -> int:
+            taken = await ctx.join("both", {"a": take, "b": take})
+            await ctx.race("first", {"pay": pay, "give": give})
+            return sum(dict(taken).values())
+
+        explored = await explore_crashes(at_once, messages=[("a", 1), ("b", 2)])
+        assert explored.first.output == 3
+        assert explored.reordered > 0
+        assert str(explored).endswith(f"all end alike, {explored.reordered} of them as another schedule")
+        assert explored.runs > 3 * explored.write_points + 2
+        again = await explore_crashes(at_once, messages=[("a", 1), ("b", 2)], only="0/after")
+        assert (again.crashes, again.reordered) in {(1, 0), (1, 1)}
+
     async def test_what_is_rolled_back(self) -> None:
         async def undo(ctx: RollbackContext, output: str) -> None:
             bank.record("refund", output, key=ctx.idempotency_key)
@@ -371,6 +397,45 @@ class TestWhatIsWrong:
         error = await found(order, input=5, messages=[("packed", 1)], check=check)
         assert error.differences[0].startswith("check: it died twice")
         assert "+" in error.only
+
+    async def test_an_order_of_tasks_excuses_no_more_than_itself(self) -> None:
+        """S39: where branches may come in either order, an effect that happens twice is in none of them."""
+
+        async def take(ctx: Context) -> int:
+            body = (await ctx.queue.next("q")).body
+            await ctx.step("charge", charge, 1)
+            return body
+
+        @workflow
+        async def at_once(ctx: Context, _: None) -> int:
+            return sum(dict(await ctx.join("both", {"a": take, "b": take})).values())
+
+        error = await found(at_once, messages=[("a", 1), ("b", 2)])
+        assert error.differences[0] == "bank: charge 1 happened 3 times; without a crash, twice"
+
+    async def test_an_order_of_tasks_that_fails_is_no_measure(self) -> None:
+        """S39: of two ends that come without a crash only those count that were asked for."""
+
+        async def pick(ctx: Context) -> str:
+            return await ctx.step("pick", lambda: "a straw")
+
+        @workflow
+        async def luck(ctx: Context, _: None) -> str:
+            winner = (await ctx.race("first", {"left": pick, "right": pick})).winner
+            if winner == "right":
+                raise CriticalError("no luck")
+            return winner
+
+        seeds = list[int]()
+        for seed in range(8):
+            try:
+                await explore_crashes(luck, only=f"no crash@seed{seed}")
+                seeds.append(seed)
+            except UnexpectedEndingError:
+                pass
+        assert 0 < len(seeds) < 8
+        error = await found(luck, seeds=seeds)
+        assert error.differences[0].startswith("it ended as failed: CriticalError: no luck")
 
 
 class TestWhatCannotBeExplored:

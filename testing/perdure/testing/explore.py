@@ -69,15 +69,17 @@ async def explore_crashes(
         workflow: The workflow.
         input: Its input.
         messages: What is sent to it, in order: `(name, body)`, or `Mail(name, body, at=3600.0)`. Each again until acknowledged.
-        seeds: Of Trio's scheduler: how many (from 0), or which. Each explores another order of tasks, compared with itself.
+        seeds: Of Trio's scheduler: how many (from 0), or which. Each explores another order of tasks, compared with itself; a
+            run that ends otherwise is right as well if one of some further orders ends so without a crash.
         workflows: Further workflows, which it calls.
         ends_as: How it has to end: `completed` unless `cancel_at` is given, `failed` or `cancelled`. Runs of workflows that fail
             for another reason would all be alike.
         cancel_at: When everything that has not ended is cancelled, in seconds after the start; for what never ends by itself.
         timeout: Within how many seconds of virtual time it has to end.
         writes_max: How many writes a process may make.
-        recovery_crashes: Whether the next process dies, too: `one`, at a write of its own that moves on from run to run; `all`,
-            at every one, which takes the square of the time; `none`.
+        recovery_crashes: Whether the next process dies, too: `one`, once for each write, after a death before it, at a write of
+            its own that moves on from run to run; `all`, after either death, at every write, which takes the square of the
+            time; `none`.
         compare: What has to be alike: some of `state`, `output`, `history`, `effects`.
         ignore: Names of entries whose values may differ, as they are not repeatable.
         allow_interruptions: Whether the workflow may take another way, and end otherwise, where an at-most-once step was

@@ -4,7 +4,8 @@
 2. Then once for every write and each side of it; only then with a second death during each recovery, so that what a single death
    brings out is told with one. Explored equals counted: each death comes at the write that it was planned for, and no write is
    left out.
-3. The first run that ends otherwise is told as a story, with the call that repeats it.
+3. A run that ends as another order of tasks does without a crash is as good as one that ends as its own (schedules.py).
+4. The first run that ends otherwise is told as a story, with the call that repeats it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Final
 from perdure.testing.asked import Asked
 from perdure.testing.bridge import Link
 from perdure.testing.differences import differences_of, was_interrupted
-from perdure.testing.errors import NotRepeatableError, RecoveryDiffersError, UnexpectedEndingError
+from perdure.testing.errors import EndlessRunError, NotRepeatableError, RecoveryDiffersError, UnexpectedEndingError
 from perdure.testing.faults import CrashPoint
 from perdure.testing.hints import hints_for
 from perdure.testing.outline import shown
 from perdure.testing.scenario import FinishedRun, Mail
+from perdure.testing.schedules import Schedules
 from perdure.testing.story import story_of
 from perdure.workflow import InvalidArgumentError
 
@@ -40,6 +42,7 @@ class Exploration:
         runs: How often the workflow was run from its start to its end.
         crashes: How many processes died.
         interrupted: In how many runs an at-most-once step was interrupted.
+        reordered: How many runs with a crash ended as another order of tasks does without one, and not as their own.
         seeds: The seeds of the scheduler.
         first: The run without a crash, of the first seed.
     """
@@ -48,12 +51,14 @@ class Exploration:
     runs: int
     crashes: int
     interrupted: int
+    reordered: int
     seeds: tuple[int, ...]
     first: FinishedRun = field(repr=False)
 
     def __str__(self) -> str:
         seeds = "one schedule" if len(self.seeds) == 1 else f"{len(self.seeds)} schedules"
-        return f"{self.write_points} writes, {self.runs} runs, {self.crashes} crashes, {seeds}: all end alike"
+        alike = f", {self.reordered} of them as another schedule" if self.reordered else ""
+        return f"{self.write_points} writes, {self.runs} runs, {self.crashes} crashes, {seeds}: all end alike{alike}"
 
 
 class Explorer:
@@ -67,7 +72,8 @@ class Explorer:
     def __init__(self, asked: Asked, link: Link) -> None:
         self.asked = asked
         self.scenario = asked.scenario(link)
-        self.runs = self.crashes = self.interrupted = 0
+        self.runs = self.crashes = self.interrupted = self.reordered = 0
+        self.schedules = Schedules(self._run_well, self._is_alike, asked.seeds)
 
     def explore(self) -> Exploration:
         """All of it. Blocks. The globals of the workflows' modules are in the end what they were."""
@@ -97,7 +103,7 @@ class Explorer:
         for ledger in wholes[0].ledgers:
             ledger.show(wholes[0].disk)
         points = sum(len(whole.writes) for whole in wholes) if self.asked.only is None else len(self.asked.only[0])
-        return Exploration(points, self.runs, self.crashes, self.interrupted, tuple(seeds), wholes[0])
+        return Exploration(points, self.runs, self.crashes, self.interrupted, self.reordered, tuple(seeds), wholes[0])
 
     def _explore_seed(self, whole: FinishedRun) -> None:
         recoveries: list[tuple[CrashPoint, int]] = []
@@ -157,9 +163,7 @@ class Explorer:
             differences.append(f"process {len(run.crashes) + 1} made no write {planned.write}, at which it was to die")
         if differences:
             raise self._not_repeatable(differences, run)
-        found = list(
-            differences_of(run, whole, compare=self.asked.compare, allows_interruptions=self.asked.allows_interruptions)
-        )
+        found = self._ends_otherwise(run, whole)
         cause: AssertionError | None = None
         if not found and self.asked.check is not None:
             try:
@@ -169,6 +173,28 @@ class Explorer:
                 cause = error
         if found:
             raise self._differs(found, run, whole) from cause
+        return run
+
+    def _ends_otherwise(self, run: FinishedRun, whole: FinishedRun) -> list[str]:
+        """How this run differs from the one without a crash; not at all if another order of tasks ends like it."""
+        allows = self.asked.allows_interruptions
+        found = list(differences_of(run, whole, compare=self.asked.compare, allows_interruptions=allows))
+        if found and self.schedules.have(run, whole):
+            self.reordered += 1
+            return []
+        return found
+
+    def _is_alike(self, run: FinishedRun, other: FinishedRun) -> bool:
+        allows = self.asked.allows_interruptions
+        return not differences_of(run, other, compare=self.asked.compare, allows_interruptions=allows)
+
+    def _run_well(self, seed: int) -> FinishedRun | None:
+        """Without a crash, in another order of tasks; `None` if it does not end as it was to."""
+        try:
+            run = self._run((), seed)
+            self._check_end(run)
+        except (EndlessRunError, UnexpectedEndingError):
+            return None  # no measure for others, and to be found with `seeds=`
         return run
 
     def _check_end(self, whole: FinishedRun) -> None:
