@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
@@ -593,17 +594,26 @@ class TestHowItIsCalled:
     async def test_in_real_time_under_a_timeout_it_lets_go(self) -> None:
         """Cancelled, it ends the run in progress, here one without end; nothing goes on behind its caller's back."""
         ticks: list[float] = []
+        ticked = threading.Event()
 
         async def tick(ctx: Context, _: None) -> None:
             ticks.append(trio.current_time())
+            ticked.set()
             await ctx.sleep("tick", 1)
 
         @workflow
         async def ticking(ctx: Context, _: None) -> None:
             await ctx.loop("ticks", tick)
 
-        with trio.move_on_after(0.3) as scope:
-            await explore_crashes(ticking, writes_max=10**9)
+        async def cancel_once_it_ticks(scope: trio.CancelScope) -> None:
+            await trio.to_thread.run_sync(ticked.wait, 60)  # however long a busy machine takes for that
+            await trio.sleep(0.1)
+            scope.cancel()
+
+        with trio.fail_after(60), trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancel_once_it_ticks, scope)
+                await explore_crashes(ticking, writes_max=10**9)
         assert scope.cancelled_caught
         count = len(ticks)
         await trio.sleep(0.05)
