@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -284,6 +285,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in chosen:
             print(f"{mutant.name:38} {mutant.bug} ({mutant.breaks})")
         return 0
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell. Ignored, it would be so in the tests as well, and those of Ctrl-C would hang.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     found: dict[str, Result] = {}
     tests: dict[str, list[str]] | None = {GIVEN: given.tests} if given.tests else None
