@@ -28,7 +28,13 @@ from perdure.workflow.checks import (
     is_coroutine_function,
 )
 
-__all__ = ["Asked", "MailLike", "RecoveryCrashes"]
+__all__ = ["TIMEOUT_S", "WRITES_MAX", "Asked", "MailLike", "RecoveryCrashes"]
+
+TIMEOUT_S: Final = 10 * 365 * 24 * 3600.0
+"""Within how many seconds of virtual time a run has to end, unless said otherwise."""
+
+WRITES_MAX: Final = 2_000
+"""How many writes a process may make, unless said otherwise."""
 
 RecoveryCrashes: TypeAlias = Literal["one", "all", "none"]
 """How often a process dies again during a recovery: once, at a write that moves on from run to run; at every write; never."""
@@ -61,6 +67,7 @@ class Asked:
     allows_interruptions: bool
     check: Callable[[FinishedRun], object] | None
     amnesia: Amnesia | None
+    modules: tuple[ModuleType, ...]
     only: tuple[tuple[CrashPoint, ...], int] | None
     options: Mapping[str, Any]
 
@@ -124,6 +131,7 @@ class Asked:
             allows_interruptions=allow_interruptions,
             check=None if check is None else _checking(check),
             amnesia=None if keep_globals else Amnesia(functions, modules),
+            modules=modules,
             only=None if only is None else _parse_only(only),
             options=options,
         )

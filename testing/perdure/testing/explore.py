@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from perdure.actors import WorkflowLike
-from perdure.testing.asked import Asked, MailLike, RecoveryCrashes
+from perdure.testing.asked import TIMEOUT_S, WRITES_MAX, Asked, MailLike, RecoveryCrashes
 from perdure.testing.bridge import Link, in_thread
 from perdure.testing.differences import ASPECTS, Aspect
 from perdure.testing.errors import ExplorationError, VirtualTimeError
@@ -27,9 +27,6 @@ __all__ = ["Exploration", "explore_crashes", "explore_crashes_now"]
 
 InputT = TypeVar("InputT")
 
-_TIMEOUT_S: Final = 10 * 365 * 24 * 3600.0
-_WRITES_MAX: Final = 2_000
-
 
 async def explore_crashes(
     workflow: Callable[[Context, InputT], Awaitable[Any]],
@@ -40,8 +37,8 @@ async def explore_crashes(
     workflows: Iterable[WorkflowLike] = (),
     ends_as: WorkflowState | str | None = None,
     cancel_at: float | None = None,
-    timeout: float = _TIMEOUT_S,
-    writes_max: int = _WRITES_MAX,
+    timeout: float = TIMEOUT_S,
+    writes_max: int = WRITES_MAX,
     recovery_crashes: RecoveryCrashes = "one",
     compare: Collection[Aspect] = ASPECTS,
     ignore: Collection[str] = (),
@@ -139,8 +136,8 @@ def explore_crashes_now(
     workflows: Iterable[WorkflowLike] = (),
     ends_as: WorkflowState | str | None = None,
     cancel_at: float | None = None,
-    timeout: float = _TIMEOUT_S,
-    writes_max: int = _WRITES_MAX,
+    timeout: float = TIMEOUT_S,
+    writes_max: int = WRITES_MAX,
     recovery_crashes: RecoveryCrashes = "one",
     compare: Collection[Aspect] = ASPECTS,
     ignore: Collection[str] = (),

@@ -22,14 +22,14 @@ from perdure.testing.errors import EndlessRunError, NotRepeatableError, Recovery
 from perdure.testing.faults import CrashPoint
 from perdure.testing.hints import hints_for
 from perdure.testing.outline import shown
-from perdure.testing.scenario import FinishedRun, Mail
+from perdure.testing.repeating import how_to_repeat
+from perdure.testing.scenario import FinishedRun
 from perdure.testing.schedules import Schedules
 from perdure.testing.story import story_of
 from perdure.workflow import InvalidArgumentError
 
 __all__ = ["Exploration", "Explorer"]
 
-_CALL_MAX: Final = 100
 _WIDTH: Final = 110
 
 
@@ -226,15 +226,6 @@ class Explorer:
 
     # Errors.
 
-    def _call(self, only: str) -> str:
-        """The call that repeats a run."""
-        arguments = [self.asked.name]
-        if self.asked.input is not None:
-            arguments.append(_short(repr(self.asked.input)))
-        if self.asked.mail:
-            arguments.append(f"messages={_short(repr([_as_given(each) for each in self.asked.mail]))}")
-        return f'await explore_crashes({", ".join(arguments)}, ..., only="{only}")'.replace(", ..., only", ", only", 1)
-
     def _not_repeatable(self, differences: Sequence[str], run: FinishedRun) -> NotRepeatableError:
         what = "a run up to its crash" if run.deaths else "a second one"
         listed = "\n".join(f"  {difference}" for difference in differences)
@@ -243,7 +234,7 @@ class Explorer:
             f"mattered:\n\n{listed}\n\nTake the time from ctx.now(), ids from ctx.uuid() and chance from ctx.random(); keep "
             "nothing in globals of other modules (modules=[...] names those to reset), and wait for nothing real. What may "
             "differ is left out by ignore=[names of entries] or compare=[...].\n\n"
-            f"To repeat this run alone:\n  {self._call(run.only)}\n",
+            f"{how_to_repeat(self.asked, run.only)}\n",
             only=run.only,
             differences=tuple(differences),
         )
@@ -256,7 +247,7 @@ class Explorer:
             "\n".join(f"  {difference}" for difference in found),
             story,
             *(fill(hint, _WIDTH) for hint in hints),
-            f"To repeat this run alone:\n  {self._call(run.only)}",
+            how_to_repeat(self.asked, run.only),
         ]
         return RecoveryDiffersError("\n\n".join(parts) + "\n", only=run.only, differences=tuple(found), story=story)
 
@@ -266,14 +257,6 @@ def _deaths(crashes: Sequence[CrashPoint]) -> str:
         return f"a crash {crashes[0]}"
     died = [f"process {number} died {crash}" for number, crash in enumerate(crashes, 1)]
     return f"{len(crashes)} crashes: {', '.join(died)}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _CALL_MAX else "..."
-
-
-def _as_given(mail: Mail) -> object:
-    return (mail.name, mail.body) if mail == Mail(mail.name, mail.body) else mail
 
 
 def _other_writes(run: FinishedRun, whole: FinishedRun, count: int) -> Iterator[str]:
