@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from perdure.actors import Supervisor
 from perdure.storage import StorageError
 from perdure.testing import (
     CrashPoint,
+    EffectLedger,
     ProcessPlan,
     SimulatedDisk,
     Simulation,
@@ -24,7 +26,15 @@ from perdure.testing import (
     process_plans,
     process_rule,
 )
-from perdure.workflow import Context, InvalidArgumentError, StepError, WorkflowState, workflow
+from perdure.workflow import (
+    Context,
+    InvalidArgumentError,
+    StepError,
+    WorkflowEndedError,
+    WorkflowState,
+    current_step,
+    workflow,
+)
 
 DAY_S = 24 * 3600.0
 
@@ -167,6 +177,104 @@ async def four(ctx: Context, _: None) -> None:
     await ctx.join("all", {name: branch(name) for name in "abcd"})
 
 
+bank = EffectLedger("bank")
+
+
+async def charge_slowly(cents: int) -> None:
+    await bank.perform("charge", cents, key=current_step().idempotency_key, seconds=1)
+
+
+@workflow
+async def paid_or_cancelled(ctx: Context, cents: int) -> str:
+    """Looks right: but a charge that happened, and was not recorded, can lose the race in the next process."""
+
+    async def cancel(ctx: Context) -> None:
+        await ctx.queue.next("cancel", names=["cancel"])
+
+    async def pay(ctx: Context) -> None:
+        await ctx.step("pay", charge_slowly, cents)
+
+    race = await ctx.race("race", {"cancelled": cancel, "paid": pay})
+    return race.winner
+
+
+class Cancelling(Examples):
+    workflows: ClassVar[Any] = [paid_or_cancelled]
+    ids = Bundle("ids")
+
+    @process_rule(target=ids, cents=st.integers(1, 2))
+    async def buy(self, supervisor: Supervisor, cents: int) -> str:
+        await supervisor.spawn(paid_or_cancelled, f"order-{cents}", cents)
+        return f"order-{cents}"
+
+    @process_rule(workflow_id=ids)
+    async def cancel(self, supervisor: Supervisor, workflow_id: str) -> None:
+        with suppress(WorkflowEndedError):
+            await (await supervisor.get(workflow_id)).message("cancel", id="once")
+
+    async def check_end(self, supervisor: Supervisor) -> None:
+        for info in await supervisor.list():
+            is_charged = any(effect.workflow_id == info.id for effect in bank.effects)
+            winner = await (await supervisor.get(info.id)).result()
+            assert not (winner == "cancelled" and is_charged), "cancelled, but charged"
+
+
+def test_an_effect_that_was_not_recorded_and_then_was_cancelled_is_found_in_a_hundred_examples() -> None:
+    """S39: a process dies with the effect done and not recorded, and a later one cancels it."""
+    story = story_of(Cancelling, examples=100, steps=5, shrinks=False)
+    assert "cancelled, but charged" in story
+    assert re.search(r"process \d \(\w+\): died before write \d+", story), story
+
+
+@workflow
+async def twice(ctx: Context, cents: int) -> int:
+    for name in ("first", "second"):
+        await ctx.step(name, charge_slowly, cents)
+    return bank.count()
+
+
+def test_a_process_dies_after_the_effect_that_is_said_and_before_that_is_recorded() -> None:
+    """S39: and the next process, whose effects are counted anew, does it again with the same key."""
+    simulation = Simulation([twice])
+
+    async def buy(supervisor: Supervisor) -> int:
+        return await (await supervisor.spawn(twice, "order", 1)).result()
+
+    def recorded() -> set[str]:
+        return {str(entry.path[0]) for entry in simulation.disk.snapshots()["order"].entries}
+
+    assert simulation.run(buy, crash_after_effect=1).has_crashed
+    assert [effect.path for effect in bank.effects_on(simulation.disk)] == [("first",), ("second",)]
+    assert "second" not in recorded()
+    assert simulation.run(buy, crash_after_effect=0).value == 2, "the key was seen: nothing happened again"
+    assert recorded() == {"first", "second"}
+
+
+@pytest.mark.parametrize("number", [-1, True, "0"])
+def test_after_which_effect_a_process_dies_is_a_number(number: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="write crash_after_effect=0"):
+        Simulation([twice]).run(lambda supervisor: supervisor.list(), crash_after_effect=number)
+
+
+def test_a_machine_s_test_case_leaves_out_the_phase_that_traces_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[settings] = []
+    monkeypatch.setattr(
+        "perdure.testing.machine.run_state_machine_as_test", lambda _machine, settings: used.append(settings)
+    )
+
+    class Shop(Examples):
+        @rule()
+        def look(self) -> None: ...
+
+    case = Shop.TestCase
+    assert case is Shop.TestCase, "settings are set on it"
+    assert case.runTest.is_hypothesis_test, "for Hypothesis's plugin of pytest"
+    case.settings = settings(max_examples=7)
+    case().runTest()
+    assert used[0].phases == tuple(phase for phase in Phase if phase is not Phase.explain)
+    assert used[0].max_examples == 7
+
+
 class Racy(Examples):
     """Fails in 2 of the 24 orders in which four branches may begin, none of which Trio by itself would try."""
 
@@ -223,6 +331,27 @@ def test_a_process_that_died_puts_nothing_into_a_bundle() -> None:
             seen.append(workflow_id)
 
     run(Shop, examples=20)
+    assert set(seen) == {"order"}
+
+
+def test_a_process_that_died_after_its_rule_had_returned_puts_that_into_a_bundle() -> None:
+    """Whoever asked for it was told: what died, died while it stayed."""
+    seen: list[str] = []
+
+    class Shop(Examples):
+        workflows: ClassVar[Any] = [order]
+        orders = Bundle("orders")
+
+        @process_rule(target=orders, plan=st.just(ProcessPlan(CrashPoint(4), stays_s=1)))
+        async def buy(self, supervisor: Supervisor) -> str:
+            await supervisor.spawn(order, "order", 1)
+            return "order"
+
+        @rule(workflow_id=orders)
+        def look(self, workflow_id: str) -> None:
+            seen.append(workflow_id)
+
+    run(Shop, examples=10)
     assert set(seen) == {"order"}
 
 

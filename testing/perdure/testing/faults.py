@@ -124,6 +124,18 @@ class WritePoint:
     batch: Batch | None = field(default=None, compare=False, repr=False)
 
 
+def check_effect_number(number: object) -> None:
+    """Refuse what is no number of an effect.
+
+    Raises:
+        InvalidArgumentError: It is neither `None` nor an integer from 0.
+    """
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+        raise InvalidArgumentError(
+            f"crash_after_effect is the number of an effect, from 0, not {number!r}; write crash_after_effect=0"
+        )
+
+
 class WriteGate:
     """Where all writes of one process pass.
 
@@ -132,9 +144,11 @@ class WriteGate:
 
     Attributes:
         writes: What was written, in order.
+        effects: How much happened outside.
         is_dead: Whether the process has died.
         died_at: At which write it died, if at one: what was or would have been written.
         crash_at: Where it is to die.
+        crash_after_effect: After which of its effects outside, from 0, it is to die, before that is recorded.
         faults: What goes wrong with the writes of these numbers.
         delay_s: How long each write takes, in seconds of Trio's clock.
         on_crash: Called at the moment of the death, once.
@@ -147,6 +161,9 @@ class WriteGate:
         self.is_dead = False
         self.died_at: WritePoint | None = None
         self.crash_at: CrashPoint | None = None
+        self.crash_after_effect: int | None = None
+        self.effects = 0
+        self._unrecorded: tuple[str | None] | None = None
         self.faults: Mapping[int, Fault] = {}
         self.delay_s = 0.0
         self.on_crash: Callable[[], None] | None = None
@@ -177,6 +194,12 @@ class WriteGate:
         self.die()
         raise SimulatedCrash
 
+    def note_effect(self, workflow_id: str | None) -> None:
+        """Something has happened outside, in a step of this workflow; `None`: in none."""
+        if self.effects == self.crash_after_effect:
+            self._unrecorded = (workflow_id,)
+        self.effects += 1
+
     def begin(
         self, kind: WriteKind, workflow_id: str = "", batch: Batch | None = None
     ) -> tuple[WritePoint, Fault | None]:
@@ -190,7 +213,7 @@ class WriteGate:
         """
         self.check()
         point = WritePoint(self.life, len(self.writes), kind, workflow_id, batch)
-        if self.crash_at == CrashPoint(point.number, "before"):
+        if self.crash_at == CrashPoint(point.number, "before") or self._would_record(point):
             self.died_at = point
             self.crash()
         if self.on_write is not None:
@@ -200,6 +223,13 @@ class WriteGate:
         if fault in ("refused", "full", "io"):
             self.writes.append(point)  # it has its number, though nothing came of it
         return point, fault
+
+    def _would_record(self, point: WritePoint) -> bool:
+        """Whether this may record the effect that is not to be recorded."""
+        if self._unrecorded is None:
+            return False
+        (workflow_id,) = self._unrecorded
+        return workflow_id is None or (point.kind == "batch" and point.workflow_id == workflow_id)
 
     def end(self, point: WritePoint) -> None:
         """A write is durable.

@@ -291,7 +291,10 @@ class EffectLedger:
                 )
         else:
             number = len(world.effects)
-            world.effects.append(_effect(gate, name, content, key))
+            effect = _effect(gate, name, content, key)
+            world.effects.append(effect)
+            if gate is not None:
+                gate.note_effect(effect.workflow_id)
             world.results.append(returns)
             if key is not None:
                 world.by_key[key] = number

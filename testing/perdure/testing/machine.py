@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import lru_cache
 from inspect import iscoroutinefunction
 from math import inf
 from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar, cast
@@ -33,9 +34,9 @@ from perdure.testing.strategies import ProcessPlan, process_plans
 from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, WorkflowState
 
 try:
-    from hypothesis import note
+    from hypothesis import Phase, note, settings
     from hypothesis import strategies as st
-    from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule
+    from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule, run_state_machine_as_test
 except ImportError as error:
     raise missing_extra("WorkflowMachine", "hypothesis") from error
 
@@ -69,6 +70,9 @@ class WorkflowMachine(RuleBasedStateMachine):
     Rules and invariants of Hypothesis's own (`rule`, `initialize`, `invariant`, `precondition`, bundles) go along; they run
     between processes. A subclass with an `__init__` or a `teardown` calls the one of this class.
 
+    `TestCase` leaves out Hypothesis's phase `explain`: it would trace every line of every process, which takes many times as long
+    as it took to find and shrink the example, only to name lines of libraries.
+
     Attributes:
         workflows: As for `open_supervisor`.
         options: What every process gives to `open_supervisor` besides.
@@ -90,6 +94,21 @@ class WorkflowMachine(RuleBasedStateMachine):
         self.simulation = Simulation(self.workflows, **self.options)
         self._is_begun: bool | None = None
         self._surrounding = sys.exc_info()[1]
+
+    @classmethod
+    @lru_cache
+    def _to_test_case(cls) -> Any:
+        base: Any = super()
+        made = base._to_test_case()
+
+        def run(self: Any) -> None:
+            chosen: settings = self.settings
+            phases = [phase for phase in chosen.phases if phase is not Phase.explain]
+            run_state_machine_as_test(cls, settings=settings(chosen, phases=phases))
+
+        run.__dict__.update(made.runTest.__dict__)
+        made.runTest = run
+        return made
 
     @property
     def disk(self) -> SimulatedDisk:
@@ -129,7 +148,13 @@ class WorkflowMachine(RuleBasedStateMachine):
 
         life = self.disk.lives
         try:
-            lived = self.simulation.run(live, crash_at=plan.crash_at, faults=plan.faults, seed=plan.seed)
+            lived = self.simulation.run(
+                live,
+                crash_at=plan.crash_at,
+                crash_after_effect=plan.crash_after_effect,
+                faults=plan.faults,
+                seed=plan.seed,
+            )
         except BaseException as error:
             note(_story(life, name, self.disk.gate.writes, f"ended with {type(error).__name__}: {error}"))
             raise
@@ -200,11 +225,14 @@ def _due_s(info: WorkflowInfo) -> float:
 
 
 def _place(plan: ProcessPlan, writes: Sequence[WritePoint]) -> str:
-    if plan.crash_at is None:
-        return "of itself"
-    if plan.crash_at.when == "after" and writes:
-        return f"after write {plan.crash_at.write}, {_what(writes[-1])}"
-    return f"before write {plan.crash_at.write}"
+    at = plan.crash_at
+    if at is not None and at.when == "after" and len(writes) == at.write + 1:
+        return f"after write {at.write}, {_what(writes[-1])}"
+    if at is not None and at.when == "before" and len(writes) == at.write:
+        return f"before write {at.write}"
+    if plan.crash_after_effect is not None:
+        return f"before write {len(writes)}, with its effect {plan.crash_after_effect} not recorded"
+    return "of itself"
 
 
 def _what(point: WritePoint) -> str:
@@ -240,7 +268,7 @@ def process_rule(
 
     Args:
         plan: How the process lives and dies; `process_plans()` unless given.
-        target: The bundle into which its result goes, unless it died.
+        target: The bundle into which its result goes; also where the process died later, while it stayed.
         targets: Several of them.
         arguments: What is drawn for it, as for Hypothesis's `rule`.
 
@@ -269,13 +297,15 @@ def process_rule(
             if not is_begun or plan is None:
                 return nothing if wanted else None
 
-            async def process(supervisor: Supervisor) -> Any:
-                return await body(self, supervisor, **drawn)
+            returned: list[Any] = []
 
-            lived = self.process(process, plan, name=body.__name__)
+            async def process(supervisor: Supervisor) -> None:
+                returned.append(await body(self, supervisor, **drawn))
+
+            self.process(process, plan, name=body.__name__)
             if not wanted:
                 return None
-            return nothing if lived.has_crashed else lived.value
+            return returned[0] if returned else nothing
 
         run.__name__, run.__qualname__ = body.__name__, body.__qualname__
         run.__module__, run.__doc__ = body.__module__, body.__doc__

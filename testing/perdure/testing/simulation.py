@@ -73,6 +73,7 @@ class Simulation:
         process: Callable[[Supervisor], Awaitable[T]],
         *,
         crash_at: CrashPoint | None = None,
+        crash_after_effect: int | None = None,
         faults: Mapping[int, Fault] | None = None,
         seed: int = 0,
     ) -> Incarnation[T]:
@@ -81,6 +82,7 @@ class Simulation:
         Args:
             process: What the process does; its end is the process's, in order.
             crash_at: At which of its writes it dies.
+            crash_after_effect: After which of its effects in an `EffectLedger`, from 0, it dies, before that is recorded.
             faults: What goes wrong with its writes of these numbers.
             seed: Of the scheduler.
 
@@ -92,7 +94,13 @@ class Simulation:
         async def live() -> T | None:
             value: T | None = None
             async with virtual_supervisor(
-                self.workflows, disk=self.disk, clock=self.clock, crash_at=crash_at, faults=faults, **self.options
+                self.workflows,
+                disk=self.disk,
+                clock=self.clock,
+                crash_at=crash_at,
+                crash_after_effect=crash_after_effect,
+                faults=faults,
+                **self.options,
             ) as supervisor:
                 running = process(supervisor)
                 if not inspect.isawaitable(running):  # pyright: ignore[reportUnnecessaryComparison]

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, get_args
 
 from perdure.storage import VALUE_BYTES_MAX, EncodeError, OversizedValueError
 from perdure.testing.extras import missing_extra
-from perdure.testing.faults import CrashPoint, Fault, When, check_crash, check_faults
+from perdure.testing.faults import CrashPoint, Fault, When, check_crash, check_effect_number, check_faults
 from perdure.workflow import Context, InvalidArgumentError, Workflow, definition_of
 from perdure.workflow.annotations import function_of, parameter_annotation, raw_annotations
 from perdure.workflow.typed import encode_input
@@ -46,9 +46,9 @@ WRITES_MAX: Final = 30
 """At which write a drawn crash comes, at most, unless it is said: that of a supervisor with a few small workflows."""
 
 _FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
-_WHEN: Final[tuple[When, ...]] = get_args(When)
-_STAYS_S: Final = (0, 1, 60, 3600, 86_400)
-_CLOCK_MOVES_S: Final = (0, 1, -1, 60, -60, 3600, -3600, 86_400, -86_400)
+_WHEN: Final[tuple[When, ...]] = ("before", "before", "after")
+_STAYS_S: Final = (0, 1, 2, 5, 10, 60, 3600, 86_400)
+_CLOCK_MOVES_S: Final = (*[0] * 8, 1, -1, 60, -60, 3600, -3600, 86_400, -86_400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,11 @@ class ProcessPlan:
         clock_moves_s: By how many seconds the wall clock was set before it began; back, if negative.
         stays_s: How many seconds it lives on once what it was to do is done.
         faults: What goes wrong with its writes of these numbers.
+        crash_after_effect: After which of its effects in an `EffectLedger`, from 0, it dies, before that is recorded; `None`:
+            after none.
 
     Raises:
-        InvalidArgumentError: `crash_at` or `faults` is something else.
+        InvalidArgumentError: `crash_at`, `faults` or `crash_after_effect` is something else.
     """
 
     crash_at: CrashPoint | None = None
@@ -71,10 +73,12 @@ class ProcessPlan:
     clock_moves_s: float = 0.0
     stays_s: float = 0.0
     faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
+    crash_after_effect: int | None = None
 
     def __post_init__(self) -> None:
         check_crash(self.crash_at)
         check_faults(self.faults)
+        check_effect_number(self.crash_after_effect)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # as Hypothesis prints it
@@ -83,7 +87,7 @@ class ProcessPlan:
         unusual = (
             f"{each.name}={value!r}"
             for each in fields(self)
-            if (value := getattr(self, each.name)) not in (None, 0, {})
+            if (value := getattr(self, each.name)) != each.default and value != {}
         )
         return f"ProcessPlan({', '.join(unusual)})"
 
@@ -126,27 +130,44 @@ def process_plans(
     """How a process lives and dies.
 
     Args:
-        crashes: Whether it may die at a write.
+        crashes: Whether it may die: at a write, or after an effect in an `EffectLedger` and before that is recorded.
         clock_moves: Whether the wall clock may have been set before it began, by up to a day in either direction.
         faults: Whether writes may fail. What it does then sees `StorageError`s, as it would of a real disk.
         writes_max: A crash or a fault comes at one of its first so many writes, at least 1.
     """
     _check_count(writes_max, "writes_max")
     no_faults: st.SearchStrategy[dict[int, Fault]] = st.builds(dict[int, Fault])
+    no_crash: st.SearchStrategy[tuple[CrashPoint | None, int | None]] = st.just((None, None))
+    at_writes = _crash_points(writes_max).map(lambda point: (point, None))
+    after_effects = st.sampled_from((0, 0, 0, 0, 1, 2)).map(lambda number: (None, number))
     parts = st.tuples(  # not `builds`, which prints every part of it
-        st.none() | _crash_points(writes_max) if crashes else st.none(),
+        no_crash | after_effects | at_writes if crashes else no_crash,
         schedule_seeds(),
         st.sampled_from(_CLOCK_MOVES_S) if clock_moves else st.just(0),
         st.sampled_from(_STAYS_S),
         fault_plans(writes_max=writes_max) if faults else no_faults,
     )
-    return parts.map(lambda drawn: ProcessPlan(*drawn))
+
+    def plan(
+        death: tuple[CrashPoint | None, int | None], seed: int, moves_s: float, stays_s: float, faults: dict[int, Fault]
+    ) -> ProcessPlan:
+        return ProcessPlan(death[0], seed, moves_s, stays_s, faults, death[1])
+
+    return parts.map(lambda drawn: plan(*drawn))
 
 
 def _crash_points(writes_max: int) -> st.SearchStrategy[CrashPoint]:
-    """Early ones more often: few processes write much."""
-    writes = [write for write in range(writes_max) for _ in range(6 if write < 8 else 3 if write < 16 else 1)]
-    return st.tuples(st.sampled_from(writes), st.sampled_from(_WHEN)).map(lambda drawn: CrashPoint(*drawn))
+    """More often where it matters more: of what a process with one workflow writes the first two make its namespace and
+    the next seven are what it does, few processes write much, and only before a write can something outside have happened
+    that is not recorded.
+    """
+    writes = [
+        write
+        for write in range(writes_max)
+        for _ in range(2 if write < 2 else 8 if write < 9 else 3 if write < 16 else 1)
+    ]
+    when = st.sampled_from(_WHEN)
+    return st.tuples(st.sampled_from(writes), when).map(lambda drawn: CrashPoint(*drawn))
 
 
 def message_orders(

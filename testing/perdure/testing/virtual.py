@@ -26,7 +26,7 @@ from perdure.storage import PerdureError
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import SimulatedCrash, VirtualTimeError
-from perdure.testing.faults import CrashPoint, Fault, check_crash, check_faults, current_gate
+from perdure.testing.faults import CrashPoint, Fault, check_crash, check_effect_number, check_faults, current_gate
 from perdure.testing.scheduling import seeded_scheduling
 from perdure.workflow import InvalidArgumentError
 from perdure.workflow.checks import check_function
@@ -48,6 +48,7 @@ async def virtual_supervisor(
     disk: SimulatedDisk | None = None,
     clock: SimulatedClock | None = None,
     crash_at: CrashPoint | None = None,
+    crash_after_effect: int | None = None,
     faults: Mapping[int, Fault] | None = None,
     **options: Any,
 ) -> AsyncGenerator[Supervisor]:
@@ -62,7 +63,7 @@ async def virtual_supervisor(
             assert await (await supervisor.get("order-1")).result() == "shipped"
 
     The block is one process. It ends in order like that of `open_supervisor`, or where the process dies: at `disk.crash()`, or
-    at `crash_at`; then the rest of the block is cancelled, nothing of it reaches the disk or an
+    at `crash_at` or `crash_after_effect`; then the rest of the block is cancelled, nothing of it reaches the disk or an
     `EffectLedger`, and the program goes on after the block. `disk.has_crashed` says which it was. What the block itself raises
     comes out, of a dead process too: a failed `assert` after the crash, or in a `finally`.
 
@@ -74,6 +75,8 @@ async def virtual_supervisor(
         disk: What outlives the block; a new one in memory unless given.
         clock: The wall clock, which can be moved; a new one unless given. Give both to the block of the next process.
         crash_at: At which of its writes the process dies; `None`: at none.
+        crash_after_effect: After which of the effects that an `EffectLedger` counts in this process, from 0, it dies: before the
+            next transition of that workflow, so that it is not recorded. `None`: after none.
         faults: What goes wrong with its writes of these numbers, from 0.
         options: Anything else that `open_supervisor` takes, but for `clock` and `durability`.
 
@@ -87,11 +90,12 @@ async def virtual_supervisor(
     if not isinstance(disk, SimulatedDisk | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"disk is a SimulatedDisk, not {disk!r:.80}; write disk=SimulatedDisk({disk!r:.80})")
     hold_clock = _check_clock()
+    check_effect_number(crash_after_effect)
     disk = SimulatedDisk() if disk is None else disk
     clock = SimulatedClock() if clock is None else clock
     store = disk.boot()
     gate = store.gate
-    gate.crash_at, gate.faults = crash_at, faults or {}
+    gate.crash_at, gate.crash_after_effect, gate.faults = crash_at, crash_after_effect, faults or {}
     process = trio.CancelScope()
     disk_token, gate_token = current_disk.set(disk), current_gate.set(gate)
     died = gate.on_crash
