@@ -124,6 +124,6 @@ def _of_races(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
                 yield (
                     f"Race {shown_path(line.path)!r} was won by {line.says['winner']!r}, without a crash by "
                     f"{before.says['winner']!r}. After a crash another branch may win: a step that was interrupted takes its "
-                    "time again. If either is right, give the branches different durations in the test (ledger.perform(..., "
+                    "time again. If either is right, let the branches differ by more in the test (ledger.perform(..., "
                     "seconds=)), or compare less, such as compare=['state'], and say in check= what holds whoever wins."
                 )
