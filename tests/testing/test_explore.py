@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 import re
 import threading
-from collections.abc import Awaitable, Callable
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from perdure.workflow import (
     InvalidArgumentError,
     RollbackContext,
     StepInterruptedError,
+    Workflow,
     WorkflowState,
     current_step,
     workflow,
@@ -578,6 +580,83 @@ class TestWhatCannotBeExplored:
 
         with pytest.raises(InvalidArgumentError, match="outside of functions"):
             await explore_crashes(forgetting)
+
+
+class _Money:
+    """Equal by what it holds, and looks like no other."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Money) and other.cents == self.cents
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Parcel:
+    """Equal to none but itself, and has no text of its own."""
+
+
+class _Mute:
+    """Equal to all of its kind, and its text cannot be had."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Mute)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+class _Array:
+    """As arrays are: to ask whether two are equal gives no yes or no."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        return "array([1, 2])"
+
+
+class TestContentOfEffects:
+    """What a ledger was given is compared with `==`, as it says."""
+
+    def paying(self, content: Callable[[], Any], *, with_key: bool = True) -> Workflow[Any, Any]:
+        def pay() -> None:
+            bank.record("pay", content(), key=current_step().idempotency_key if with_key else None)
+
+        @workflow(name="paying")
+        async def paying(ctx: Context, _: None) -> None:
+            await ctx.step("pay", pay)
+
+        return paying
+
+    @pytest.mark.parametrize("with_key", [True, False])
+    @pytest.mark.parametrize("content", [partial(_Money, 5), _Mute, _Array, partial(float, "nan"), lambda: next(_ones)])
+    async def test_what_is_equal_is_the_same_however_it_looks(self, content: Callable[[], Any], with_key: bool) -> None:
+        code = self.paying(content, with_key=with_key)
+        if with_key:
+            assert (await explore_crashes(code)).crashes
+        else:
+            with pytest.raises(
+                RecoveryDiffersError, match=r"bank: pay .* happened twice; without a crash, once"
+            ) as caught:
+                await explore_crashes(code)
+            assert " AGAIN (in step 'pay'" in caught.value.story
+
+    @pytest.mark.parametrize("with_key", [True, False])
+    async def test_what_is_like_no_other_is_named_as_the_cause(self, with_key: bool) -> None:
+        with pytest.raises(NotRepeatableError, match=r"_Parcel object at 0x\w+>\] happened .*make it a dataclass\)"):
+            await explore_crashes(self.paying(lambda: [_Parcel()], with_key=with_key))
+
+
+_ones: Iterator[Any] = cycle([1, 1.0, True])
 
 
 class TestHowItIsCalled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import cycle
 
 import pytest
 import trio
@@ -54,10 +55,26 @@ async def pay_carefully(supervisor: Supervisor) -> str:
     return await (await supervisor.spawn(careful, "w", 1999)).result()
 
 
+_looks = cycle([1, 1.0])
+
+
+async def charge_changingly(_: int) -> str:
+    return str(bank.record("charge", next(_looks), returns="pay-1"))
+
+
+@workflow
+async def changing(ctx: Context, cents: int) -> str:
+    return await ctx.step("charge-card", charge_changingly, cents)
+
+
+async def pay_changingly(supervisor: Supervisor) -> str:
+    return await (await supervisor.spawn(changing, "w", 1999)).result()
+
+
 def last_write(process: object) -> int:
     """At which write the step's outcome is recorded."""
     assert callable(process)
-    writes = Simulation([careless, careful]).run(process).writes
+    writes = Simulation([careless, careful, changing]).run(process).writes
     return next(
         each.number
         for each in writes
@@ -181,6 +198,24 @@ def test_a_key_is_good_for_one_effect_only() -> None:
     with pytest.raises(EffectKeyError, match="one key for one effect"):
         ledger.record("refund", 5, key="k")
     assert ledger.count() == 1
+
+
+def test_with_a_key_content_that_is_like_no_other_is_told_as_that() -> None:
+    """Else each attempt of a step would be told to use another key, when its key is right."""
+    bank.record("charge", object(), key="k")
+    with pytest.raises(EffectKeyError, match="record what it holds"):
+        bank.record("charge", object(), key="k")
+
+
+def test_what_was_repeated_is_known_by_equality() -> None:
+    """However it looks, in this process or another."""
+    at = CrashPoint(last_write(pay_changingly), "before")
+    simulation = Simulation([changing])
+    simulation.run(pay_changingly, crash_at=at)
+    simulation.run(pay_changingly)
+    first, second = bank.effects
+    assert repr(first.content) != repr(second.content)
+    assert bank.repeated == (second,)
 
 
 def test_a_service_that_takes_a_while_acts_half_way() -> None:

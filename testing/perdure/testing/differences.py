@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
 from perdure.testing.ledger import EffectLedger
-from perdure.testing.outline import Line
+from perdure.testing.outline import Alike, Line, is_same, looks, unlike_any
 from perdure.testing.scenario import FinishedRun
 from perdure.workflow import InvalidArgumentError
 
@@ -70,16 +70,22 @@ def with_content(*runs: FinishedRun | None) -> frozenset[tuple[str, str]]:
     )
 
 
-def _counted(run: FinishedRun, name: str) -> Counter[tuple[str, str]]:
-    return Counter((effect.name, repr(effect.content)) for effect in run.effects.get(name, ()))
+def _counted(run: FinishedRun, name: str) -> Counter[tuple[str, Alike]]:
+    return Counter((effect.name, Alike(effect.content)) for effect in run.effects.get(name, ()))
+
+
+def _looks(run: FinishedRun, name: str) -> Counter[tuple[str, str]]:
+    return Counter((effect.name, looks(effect.content)) for effect in run.effects.get(name, ()))
 
 
 def _ledgers(
     run: FinishedRun, whole: FinishedRun
-) -> Iterator[tuple[EffectLedger, Counter[tuple[str, str]], Counter[tuple[str, str]]]]:
+) -> Iterator[tuple[EffectLedger, Counter[tuple[str, Alike]], Counter[tuple[str, Alike]]]]:
+    """The ledgers in which not all looks alike, with what they hold: to compare each content with each takes its time."""
     by_name = {ledger.name: ledger for ledger in (*whole.ledgers, *run.ledgers)}
     for name, ledger in by_name.items():
-        yield ledger, _counted(run, name), _counted(whole, name)
+        if _looks(run, name) != _looks(whole, name):
+            yield ledger, _counted(run, name), _counted(whole, name)
 
 
 def _effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
@@ -101,10 +107,11 @@ def _more_effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
 
 
 def _happened(
-    ledger: EffectLedger, name: str, content: str, now: int, before: int, contents: Collection[tuple[str, str]]
+    ledger: EffectLedger, name: str, content: Alike, now: int, before: int, contents: Collection[tuple[str, str]]
 ) -> str:
-    what = f"{name} {content}" if (ledger.name, name) in contents else name
-    return f"{ledger.name}: {what} happened {_times(now)}; without a crash, {_times(before)}"
+    what = f"{name} {looks(content.value)}" if (ledger.name, name) in contents else name
+    unlike = unlike_any(content.value)
+    return f"{ledger.name}: {what} happened {_times(now)}; without a crash, {_times(before)}{f' ({unlike})' if unlike else ''}"
 
 
 def _times(count: int) -> str:
@@ -123,17 +130,9 @@ def _endings(run: FinishedRun, whole: FinishedRun, compare: Collection[Aspect]) 
             pairs.append((f"workflow {key!r}", here, there))
     for name, here, there in pairs:
         is_other_state = (here.state, here.fault) != (there.state, there.fault)
-        is_other_output = here.error != there.error or not _same(here.output, there.output)
+        is_other_output = here.error != there.error or not is_same(here.output, there.output)
         if (is_other_state and "state" in compare) or (not is_other_state and is_other_output and "output" in compare):
             yield f"{name} ended as {here}; without a crash, as {there}"
-
-
-def _same(one: object, other: object) -> bool:
-    """Whether two values are equal; what is not equal to itself, such as a NaN, is what it looks like."""
-    try:
-        return bool(one == other) or repr(one) == repr(other)
-    except Exception:  # arrays have no truth
-        return repr(one) == repr(other)
 
 
 def _histories(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
@@ -154,7 +153,7 @@ def _lines(here: Sequence[Line], there: Sequence[Line]) -> Iterator[str]:
             yield f"lacks {other}"
         elif other is None:
             yield f"holds {one}, which is not there without a crash"
-        elif one.kind != other.kind or not _same(one.says, other.says):
+        elif one.kind != other.kind or not is_same(one.says, other.says):
             yield f"holds {one}; without a crash, {other}"
 
 

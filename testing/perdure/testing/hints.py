@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from perdure.testing.differences import was_interrupted
 from perdure.testing.ledger import Effect, EffectLedger
-from perdure.testing.outline import shown, shown_path
+from perdure.testing.outline import Alike, shown, shown_path
 from perdure.testing.scenario import FinishedRun
 
 __all__ = ["hints_for"]
@@ -107,8 +107,8 @@ def _of_effect(ledger: EffectLedger, effect: Effect, earlier: Sequence[Effect], 
     return None
 
 
-def _what(effect: Effect) -> tuple[str, str]:
-    return effect.name, repr(effect.content)
+def _what(effect: Effect) -> tuple[str, Alike]:
+    return effect.name, Alike(effect.content)
 
 
 def _place(effect: Effect) -> tuple[object, ...]:

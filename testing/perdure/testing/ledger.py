@@ -23,6 +23,7 @@ import trio
 from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import EffectKeyError, EffectRefusedError, EffectTimeoutError
 from perdure.testing.faults import WriteGate, current_gate
+from perdure.testing.outline import Alike, is_same, shown, unlike_any
 from perdure.workflow import InvalidArgumentError, MisuseError, current_step
 from perdure.workflow.checks import check_duration
 from perdure.workflow.rollback import handler_in_progress
@@ -159,7 +160,8 @@ class EffectLedger:
 
         Args:
             name: What happens, such as `"charge"`.
-            content: To what, or how much; compared with `==`, and shown in reports.
+            content: To what, or how much; compared with `==` (what is not equal to itself, by how it looks), and shown in
+                reports.
             key: An idempotency key, such as `current_step().idempotency_key`; its text counts. `None`: every call is an effect.
             returns: What the service answers.
 
@@ -221,7 +223,7 @@ class EffectLedger:
         seen: dict[tuple[object, ...], tuple[int, int]] = {}
         found: list[Effect] = []
         for effect in self.effects:
-            place = (effect.workflow_id, effect.path, effect.is_rollback, effect.name, repr(effect.content))
+            place = (effect.workflow_id, effect.path, effect.is_rollback, effect.name, Alike(effect.content))
             when = (effect.process, effect.attempt)
             if seen.setdefault(place, when) != when:
                 found.append(effect)
@@ -281,10 +283,11 @@ class EffectLedger:
             raise late
         if key is not None and (number := world.by_key.get(key)) is not None:
             effect = world.effects[number]
-            if (effect.name, effect.content) != (name, content):
+            if effect.name != name or not is_same(effect.content, content):
+                advice = unlike_any(content) or f"use one key for one effect, such as f'{{key}}-{name}'"
                 raise EffectKeyError(
-                    f"{self.name} was asked for {name} {content!r:.100} with the key of {effect.name} "
-                    f"{effect.content!r:.100}; use one key for one effect, such as f'{{key}}-{name}'",
+                    f"{self.name} was asked for {name} {shown(content)} with the key of {effect.name} "
+                    f"{shown(effect.content)}; {advice}",
                     ledger=self.name,
                     effect=name,
                     key=key,

@@ -2,11 +2,12 @@
 
 1. Left out: ids and times; how many attempts there were and why they failed, as a crash can take one; what became of a race's
    losers; and what `ctx.now` recorded.
-2. What is left is compared with `==`, and shown as it is.
+2. What is left is compared with `==`, and shown as it is. What is not equal to itself, such as a NaN, is what it looks like.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -14,10 +15,11 @@ from typing import Any, Final, cast
 from perdure.storage.schema import EntryStatus
 from perdure.workflow import HistoryEntry
 
-__all__ = ["IGNORED", "Line", "outline_of", "shown", "shown_path"]
+__all__ = ["IGNORED", "Alike", "Line", "is_same", "looks", "outline_of", "shown", "shown_path", "unlike_any"]
 
 _SHOWN_MAX: Final = 80
 _COUNT: Final = ":count"
+_ADDRESS: Final = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+")
 IGNORED: Final = "…"
 """Stands where a value was left out."""
 
@@ -39,6 +41,48 @@ class Line:
     def __str__(self) -> str:
         said = ", ".join(f"{name}={shown(value)}" for name, value in self.says.items() if value is not None)
         return f"{self.kind} {shown_path(self.path)!r}{f' ({said})' if said else ''}"
+
+
+class Alike:
+    """A value as a key: the same key as any value that it is the same as.
+
+    Its hash says nothing, as equal values may look different, and values that look alike have hashes of their own: look it up
+    along with a name.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike) and is_same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def is_same(one: object, other: object) -> bool:
+    """Whether two values are equal, or look so."""
+    try:
+        return bool(one == other) or looks(one) == looks(other)
+    except Exception:  # arrays have no truth
+        return looks(one) == looks(other)
+
+
+def looks(value: object) -> str:
+    """A value as text, whole; of what has none, no two are alike."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} at {id(value):#x}, whose repr raised {type(error).__name__}>"
+
+
+def unlike_any(value: object) -> str | None:
+    """What to do about a value that may be like no other, as all that its text says is where it is in memory; or `None`."""
+    if _ADDRESS.search(looks(value)) is None:
+        return None
+    return "if no other object is equal to it, record what it holds, such as its id, or make it a dataclass"
 
 
 def shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from perdure.testing.differences import with_content
 from perdure.testing.faults import WritePoint
 from perdure.testing.ledger import Effect, EffectLedger
-from perdure.testing.outline import shown, shown_path
+from perdure.testing.outline import Alike, shown, shown_path
 from perdure.testing.scenario import FinishedRun
 from perdure.testing.wording import Wording
 
@@ -84,9 +84,9 @@ def _death(point: WritePoint, when: str, wording: Wording) -> str:
 
 def _effects(run: FinishedRun, process: int) -> Iterator[tuple[EffectLedger, Effect, bool]]:
     for ledger in run.ledgers:
-        seen: set[tuple[str, str]] = set()
+        seen: set[tuple[str, Alike]] = set()
         for effect in run.effects[ledger.name]:
-            what = (effect.name, repr(effect.content))
+            what = (effect.name, Alike(effect.content))
             if effect.process == process:
                 yield ledger, effect, what in seen
             if effect.process < process or effect.process == process:
