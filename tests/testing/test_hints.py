@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
+import trio
 
-from perdure.testing import EffectLedger, RecoveryDiffersError, explore_crashes
+from perdure.testing import EffectLedger, EndlessRunError, RecoveryDiffersError, explore_crashes
 from perdure.workflow import (
     Break,
     Context,
@@ -177,3 +180,18 @@ async def test_a_race_that_another_branch_wins_after_a_crash() -> None:
     assert "Race 'offers' was won by 'right', without a crash by 'left'" in text
     assert "let the branches differ by more" in text
     await explore_crashes(racing, compare=["state"])
+
+
+async def test_a_step_that_waits_for_a_real_thread_is_told_so() -> None:
+    """Virtual time runs on while a thread works, so the run is endless; why, is said."""
+    begun = Event()
+
+    async def step() -> None:
+        await trio.to_thread.run_sync(partial(begun.wait, 0.2))
+
+    @workflow
+    async def threaded(ctx: Context, _: None) -> None:
+        await ctx.step("wait", step)
+
+    with pytest.raises(EndlessRunError, match=r"waits for a real thread .*hand the plain function itself"):
+        await explore_crashes(threaded)

@@ -364,7 +364,15 @@ class _Process:
         if len(self.run.simulation.disk.gate.writes) >= self.scenario.writes_max:
             return f"it has made {self.scenario.writes_max} writes and goes on; it stands {after}"
         open_ones = [f"{info.id!r} is {info.state.value}" for info in await self._all() if not info.state.is_terminal]
-        return f"after {self.scenario.timeout_s:g} seconds of virtual time {', '.join(open_ones)}; it stands {after}"
+        stands = f"after {self.scenario.timeout_s:g} seconds of virtual time {', '.join(open_ones)}; it stands {after}"
+        if (
+            trio.to_thread.current_default_thread_limiter().borrowed_tokens
+        ):  # nothing of the kit or the engine takes one here
+            stands += (
+                ". A step waits for a real thread (trio.to_thread.run_sync), while virtual time runs on: hand the plain function "
+                "itself to ctx.step, which then runs in place"
+            )
+        return stands
 
 
 def _check_names(ledgers: Sequence[EffectLedger]) -> None:
