@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import cycle
 from typing import Any
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.testing import (
+    CrashPoint,
     EffectLedger,
     EndlessRunError,
     Exploration,
@@ -28,6 +29,7 @@ from perdure.testing import (
     explore_crashes,
     explore_crashes_now,
 )
+from perdure.testing.scenario import Scenario
 from perdure.workflow import (
     Break,
     Context,
@@ -738,6 +740,37 @@ class TestHowItIsCalled:
         none = await explore_crashes(nothing_much, recovery_crashes="none")
         assert none.runs == 2 + 2 * none.write_points
         assert none.runs < one.runs <= 2 + 3 * one.write_points < every.runs
+
+    @pytest.mark.parametrize(
+        ("only", "says"), [("0/after+400/before", "process 2 makes"), ("300/after", "no write 300")]
+    )
+    async def test_a_run_that_is_there_no_more_is_the_argument_s_fault(self, only: str, says: str) -> None:
+        """Code that has changed since makes other writes; that is nothing to accuse it of."""
+        with pytest.raises(InvalidArgumentError, match=says):
+            await explore_crashes(nothing_much, only=only)
+
+    @pytest.mark.parametrize(("crashes", "only"), [(0, "no crash@seed0"), (1, "0/before@seed0")])
+    async def test_whatever_a_check_raises_names_its_run(self, crashes: int, only: str) -> None:
+        def check(run: FinishedRun) -> None:
+            if len(run.crashes) == crashes:
+                raise ValueError("not like that")
+
+        with pytest.raises(ValueError, match="not like that") as caught:
+            await explore_crashes(nothing_much, check=check)
+        assert f'only="{only}"' in caught.value.__notes__[0]
+
+    async def test_a_death_elsewhere_than_planned_is_not_counted_as_explored(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S39: counted is where the disk says that a process died."""
+        planned = Scenario.run
+
+        def run(self: Scenario, crashes: Sequence[CrashPoint], seed: int) -> FinishedRun:
+            return planned(self, [CrashPoint(each.write, "after") for each in crashes], seed)
+
+        monkeypatch.setattr(Scenario, "run", run)
+        with pytest.raises(AssertionError, match=r"explored is not counted: \[\(0, 'before'\)"):
+            await explore_crashes(nothing_much)
 
     def test_errors_survive_pickling(self) -> None:
         error = RecoveryDiffersError("text", only="3/after@seed0", differences=("a",), story="s")

@@ -107,11 +107,15 @@ class Explorer:
 
     def _explore_seed(self, whole: FinishedRun) -> None:
         recoveries: list[tuple[CrashPoint, int]] = []
+        explored: set[tuple[int, str]] = set()
         for number in range(len(whole.writes)):
             for when in ("before", "after"):
                 crash = CrashPoint(number, when)
-                recoveries.append((crash, len(self._explored((crash,), whole).writes_of(1))))
-        assert len(recoveries) == 2 * len(whole.writes), "explored is not counted"
+                run = self._explored((crash,), whole)
+                recoveries.append((crash, len(run.writes_of(1))))
+                explored.add(_died(run))
+        counted = {(point.number, when) for point in whole.writes for when in ("before", "after")}
+        assert explored == counted, f"explored is not counted: {sorted(explored ^ counted)}"
         for crash, writes in recoveries:
             for again in self._again(crash, writes):
                 self._explored((crash, again), whole)
@@ -143,8 +147,7 @@ class Explorer:
         """The run without a crash; that it can be repeated is seen."""
         whole = self._run((), seed)
         self._check_end(whole)
-        if self.asked.check is not None:
-            self.asked.check(whole)
+        self._check(whole)
         again = self._run((), seed)
         differences = [
             *differences_of(again, whole, compare=self.asked.compare, allows_interruptions=False),
@@ -160,20 +163,33 @@ class Explorer:
         differences = list(_other_writes(run, whole, first.write))
         if len(run.crashes) < len(crashes):
             planned = crashes[len(run.crashes)]
+            if self.asked.only is not None and not differences:
+                raise self._stale(run, planned)
             differences.append(f"process {len(run.crashes) + 1} made no write {planned.write}, at which it was to die")
         if differences:
             raise self._not_repeatable(differences, run)
         found = self._ends_otherwise(run, whole)
         cause: AssertionError | None = None
-        if not found and self.asked.check is not None:
+        if not found:
             try:
-                self.asked.check(run)
+                self._check(run)
             except AssertionError as error:
                 found.append(f"check: {error or 'an assertion failed'}")
                 cause = error
         if found:
             raise self._differs(found, run, whole) from cause
         return run
+
+    def _check(self, run: FinishedRun) -> None:
+        """Ask `check=`; what it raises says of which run, unless that becomes a story."""
+        if self.asked.check is None:
+            return
+        try:
+            self.asked.check(run)
+        except Exception as error:
+            if not run.crashes or not isinstance(error, AssertionError):
+                error.add_note(f"check= raised this of one run.\n{how_to_repeat(self.asked, run.only)}")
+            raise
 
     def _ends_otherwise(self, run: FinishedRun, whole: FinishedRun) -> list[str]:
         """How this run differs from the one without a crash; not at all if another order of tasks ends like it."""
@@ -216,6 +232,14 @@ class Explorer:
                 f"{len(whole.writes) - 1}; write only='{len(whole.writes) - 1}/after@seed{whole.seed}'"
             )
 
+    def _stale(self, run: FinishedRun, planned: CrashPoint) -> InvalidArgumentError:
+        """Of a run that was named when the code was another one."""
+        number = len(run.crashes)
+        return InvalidArgumentError(
+            f"process {number + 1} makes {len(run.writes_of(number))} writes now, and only= lets it die at its write "
+            f"{planned.write}, from 0; leave only= out, which explores all of them"
+        )
+
     def _check_ignored(self) -> None:
         unmet = [name for name in self.asked.ignore if name not in self.scenario.ignored]
         if unmet:
@@ -250,6 +274,12 @@ class Explorer:
             how_to_repeat(self.asked, run.only),
         ]
         return RecoveryDiffersError("\n\n".join(parts) + "\n", only=run.only, differences=tuple(found), story=story)
+
+
+def _died(run: FinishedRun) -> tuple[int, str]:
+    """Where the first process died: at which of its writes, and whether that is on the disk; as the disk has it, not the plan."""
+    death = run.deaths[0]
+    return death.number, "after" if death in run.writes else "before"
 
 
 def _deaths(crashes: Sequence[CrashPoint]) -> str:
