@@ -202,6 +202,13 @@ def test_a_later_time_shows_the_code_behind_the_timeout() -> None:
     assert late.error.name == "QueueTimeoutError"
 
 
+@pytest.mark.parametrize("at", [99, 3600.0])
+def test_a_time_before_the_recording_is_refused(at: float) -> None:
+    """Seconds since the recording, most likely."""
+    with pytest.raises(InvalidArgumentError, match=r"seconds since the epoch: an hour later is at=1\d{9}"):
+        assert_replayable(order, recorded(order), at=at)
+
+
 def test_what_is_not_recorded_is_not_called_unless_asked() -> None:
     """S18: the crash came between the message and the step that uses it."""
 

@@ -120,7 +120,8 @@ def assert_replayable(
     Raises:
         NotReplayableError: It cannot go on, and its instances would stop; the text says where, and what to write.
         HistoryFileError: The file is not there, or no recorded history.
-        InvalidArgumentError: Something else was given; or the history is one of another workflow.
+        InvalidArgumentError: Something else was given; or the history is one of another workflow; or `at` is before the moment
+            that a `RecordedHistory` bears.
         DecodeError: What is recorded is damaged.
     """
     definition = definition_of(workflow)
@@ -133,6 +134,11 @@ def assert_replayable(
             raise InvalidArgumentError(
                 f"{source} is of workflow {recorded.workflow!r}, and {definition.name!r} was given; for a function that is to "
                 f"take its place write workflow(name={recorded.workflow!r})({definition.name})"
+            )
+        if at_ms is not None and isinstance(history, RecordedHistory) and at_ms < history.recorded_at_ms:
+            raise InvalidArgumentError(
+                f"at={at!r} is before {source} was recorded; it is in seconds since the epoch: an hour later is "
+                f"at={history.recorded_at_ms / 1000 + 3600!r}"
             )
         clock = cast("MockClock", trio.lowlevel.current_clock())
         try:
