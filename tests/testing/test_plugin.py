@@ -112,11 +112,19 @@ def test_nothing_of_it_was_loaded() -> None:
 """
 
 
-def run_pytest(directory: Path, *arguments: str, **files: str) -> tuple[dict[str, int], str]:
+def run_pytest(directory: Path, *arguments: str, strict: bool = True, **files: str) -> tuple[dict[str, int], str]:
     """Run pytest in a project of nothing but these files; how many tests ended how, and what it printed."""
     for name, text in files.items():
         (directory / f"{name}.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        *(["-W", "error"] if strict else []),
+        *arguments,
+    ]
     run = subprocess.run(
         command, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
@@ -160,3 +168,80 @@ def test_others_are_left_alone(tmp_path: Path) -> None:
     )
     assert counts == {"failed": 1, "passed": 1}, printed
     assert "async def functions are not natively supported" in printed
+
+
+LEAVING = """
+import trio
+from perdure.testing import RecoveryDiffersError, explore_crashes, run_virtual, virtual_supervisor
+from perdure.workflow import workflow
+
+import pytest
+
+CACHE = {}
+count = 0
+LIMIT = 3
+
+
+@workflow
+async def forgetful(ctx, _):
+    async def load():
+        global count
+        count += 1
+        CACHE["x"] = 5
+
+    await ctx.step("load", load)
+    await ctx.sleep("a-while", 60)
+    async def use():
+        return [CACHE.get("x"), count]
+    return await ctx.step("use", use)
+
+
+@pytest.mark.parametrize("number", range(2))
+async def test_an_ordinary_one(number, monkeypatch) -> None:
+    monkeypatch.setattr("test_leaving.LIMIT", 5)
+    for _ in range(2):
+        async with virtual_supervisor([forgetful]) as supervisor:
+            await (await supervisor.spawn(forgetful, "w")).result()
+    assert (CACHE, count) == ({"x": 5}, 2)
+
+
+async def test_the_exploration_finds_it_all_the_same() -> None:
+    assert (CACHE, count, LIMIT) == ({}, 0, 3)
+    with pytest.raises(RecoveryDiffersError):
+        await explore_crashes(forgetful)
+    assert (CACHE, count) == ({}, 0)
+
+
+async def test_what_was_set_again_stays(number=1) -> None:
+    async with virtual_supervisor([forgetful]) as supervisor:
+        await (await supervisor.spawn(forgetful, "w")).result()
+    CACHE["x"] = 6
+
+
+def test_it_stayed() -> None:
+    assert CACHE == {"x": 6}
+"""
+
+UNAWAITED = """
+from perdure.testing import explore_crashes
+from shop import careless
+
+
+async def test_wrong() -> None:
+    explore_crashes(careless, 1999)
+"""
+
+
+def test_globals_that_a_test_leaves_hide_nothing_from_the_next(tmp_path: Path) -> None:
+    """S39: what a process kept in a global only is found, whatever ran before; a test still sees what its blocks did."""
+    counts, printed = run_pytest(tmp_path, "-p", "no:trio", "-p", "no:anyio", test_leaving=LEAVING)
+    assert counts == {"passed": 5}, printed
+
+
+def test_an_exploration_that_is_never_awaited_fails_its_test(tmp_path: Path) -> None:
+    """S39: it explored nothing, so it must not pass; with warnings as they are without configuration."""
+    counts, printed = run_pytest(
+        tmp_path, "-p", "no:trio", "-p", "no:anyio", strict=False, shop=SHOP, test_shop=UNAWAITED
+    )
+    assert counts.get("passed", 0) == 0, printed
+    assert "coroutine 'explore_crashes' was never awaited" in printed

@@ -6,6 +6,9 @@
    functions cache (`functools.cache`). Everything else, such as an `EffectLedger`, stays as it is.
 3. What a container held first it holds again: the very same objects, and no copies of them, as code may ask who they are
    (`is MISSING`), and other tests go on with them.
+4. What blocks of `virtual_supervisor` change is undone when their test ends (the pytest plugin's `Traces`), so that an earlier
+   test hides nothing from a later one; not before, as the test looks at it. What was changed again since, by whoever, such as
+   a monkeypatch that was taken back, is left as it is.
 
 Rejected: a fresh interpreter for each process. Its start alone takes longer than a whole simulated life.
 """
@@ -15,14 +18,17 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["Amnesia"]
+__all__ = ["Amnesia", "Traces", "current_traces"]
 
 _SCALARS: Final = (int, float, complex, str, bytes, type(None))
+_MISSING: Final = object()
 _CONTAINERS: Final = (list, dict, set, bytearray, deque, defaultdict, Counter, OrderedDict)
 
 
@@ -43,6 +49,7 @@ class Amnesia:
         self._scalars: list[dict[str, Any]] = []
         self._containers: dict[int, tuple[Any, Any]] = {}
         self._caches: list[Callable[[], object]] = []
+        self._names = {id(space): frozenset(space) for space in self._spaces}
         for space in self._spaces:
             self._scalars.append({name: value for name, value in space.items() if _is_plain(name, value)})
             for name, value in space.items():
@@ -79,6 +86,62 @@ class Amnesia:
             _put_back(value, first)
         for clear in self._caches:
             clear()
+
+    def changed_containers(self) -> list[tuple[Any, Any]]:
+        """What no longer holds what it held first, each with that."""
+        return [(value, first) for value, first in self._containers.values() if not _holds_the_same(value, first)]
+
+    def changed_scalars(self) -> list[tuple[dict[str, Any], str, Any, Any]]:
+        """What is plain and another value than first, or new: where, its name, the first value if any, the present one."""
+        return [
+            (space, name, scalars.get(name, _MISSING), value)
+            for space, scalars in zip(self._spaces, self._scalars, strict=True)
+            for name, value in space.items()
+            if _is_plain(name, value)
+            and value is not scalars.get(name, _MISSING)
+            and (name in scalars or name not in self._names[id(space)])
+        ]
+
+
+class Traces:
+    """What blocks of `virtual_supervisor` leave in globals, until it is undone."""
+
+    def __init__(self) -> None:
+        self._containers: dict[int, tuple[Any, Any, Any]] = {}
+        self._scalars: dict[tuple[int, str], tuple[dict[str, Any], Any, Any]] = {}
+
+    @contextmanager
+    def watch(self, functions: Iterable[Callable[..., Any]]) -> Generator[None]:
+        """Note what changes inside, in the modules of these functions."""
+        before = Amnesia(functions)
+        try:
+            yield
+        finally:
+            for value, first in before.changed_containers():
+                known = self._containers.get(id(value))
+                first = known[1] if known is not None and _holds_the_same(known[2], first) else first
+                self._containers[id(value)] = (value, first, copy.copy(value))
+            for space, name, first, now in before.changed_scalars():
+                noted = self._scalars.get((id(space), name))
+                first = noted[1] if noted is not None and noted[2] is first else first
+                self._scalars[id(space), name] = (space, first, now)
+
+    def undo(self) -> None:
+        """What is still as a block left it is as it was before the block."""
+        for value, first, left in self._containers.values():
+            if _holds_the_same(value, left):
+                _put_back(value, first)
+        for (_, name), (space, first, left) in self._scalars.items():
+            if space.get(name, _MISSING) is not left:
+                continue
+            if first is _MISSING:
+                del space[name]
+            else:
+                space[name] = first
+
+
+current_traces: ContextVar[Traces | None] = ContextVar("perdure_testing_traces", default=None)
+"""The traces of the test that is running; `None`: nobody undoes anything."""
 
 
 def _globals_of(function: Any) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Final
 
+from perdure.testing.amnesia import current_traces
 from perdure.testing.asked import Asked
 from perdure.testing.bridge import Link
 from perdure.testing.differences import differences_of, was_interrupted
@@ -77,11 +78,14 @@ class Explorer:
 
     def explore(self) -> Exploration:
         """All of it. Blocks. The globals of the workflows' modules are in the end what they were."""
+        if self.asked.amnesia is None:
+            return self._explore()
+        traces = current_traces.set(None)  # all is put back here already
         try:
             return self._explore()
         finally:
-            if self.asked.amnesia is not None:
-                self.asked.amnesia.forget()
+            current_traces.reset(traces)
+            self.asked.amnesia.forget()
 
     def _explore(self) -> Exploration:
         if self.asked.only is not None:

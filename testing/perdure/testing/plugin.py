@@ -5,7 +5,9 @@
 2. An `async def test_...` that nobody claims runs under Trio in virtual time, if its module, or itself, uses Perdure. Whoever
    marks tests (`trio`, `anyio`, `asyncio`), or collects them as items of another class, has claimed them: pytest-trio's
    `trio_mode`, anyio's and pytest-asyncio's automatic modes do.
-3. Every ledger is empty as a test begins.
+3. Every ledger is empty as a test begins; what its blocks of `virtual_supervisor` changed in globals is undone as it ends, before
+   fixtures are torn down (see `amnesia.py`).
+4. An exploration that is never awaited explores nothing, and fails its test.
 
 Rejected: to claim every async test. In a project that uses Perdure in one corner, a test of another corner, which wants asyncio,
 would be run under Trio, instead of failing with pytest's own advice.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +28,14 @@ if TYPE_CHECKING:
     from perdure.testing.clock import SimulatedClock
     from perdure.testing.disk import SimulatedDisk
 
-__all__ = ["pytest_pyfunc_call", "pytest_runtest_setup", "simulated_clock", "simulated_disk"]
+__all__ = [
+    "pytest_configure",
+    "pytest_pyfunc_call",
+    "pytest_runtest_call",
+    "pytest_runtest_setup",
+    "simulated_clock",
+    "simulated_disk",
+]
 
 _CLAIMS: Final = ("trio", "anyio", "asyncio", "asyncio_cooperative", "twisted", "tornado", "gen_test", "curio")
 """Markers with which other plugins claim async tests."""
@@ -49,11 +58,37 @@ def simulated_clock() -> SimulatedClock:
 
 
 @pytest.hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    """Let an exploration that is never awaited be an error."""
+    for name in ("explore_crashes", "record_history"):
+        config.addinivalue_line("filterwarnings", f"error:coroutine '{name}' was never awaited:RuntimeWarning")
+        config.addinivalue_line(
+            "filterwarnings",
+            f"error:Exception ignored in. <coroutine object {name} :pytest.PytestUnraisableExceptionWarning",
+        )
+
+
+@pytest.hookimpl
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Empty the ledgers, if there can be any."""
     ledger = sys.modules.get("perdure.testing.ledger")
     if ledger is not None:
         ledger.forget_effects()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Undo what simulated processes leave in globals, if there can be any."""
+    amnesia = sys.modules.get("perdure.testing.amnesia")
+    if amnesia is None:
+        return (yield)
+    traces = amnesia.Traces()
+    token = amnesia.current_traces.set(traces)
+    try:
+        return (yield)
+    finally:
+        amnesia.current_traces.reset(token)
+        traces.undo()
 
 
 @pytest.hookimpl

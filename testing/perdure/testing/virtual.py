@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from math import inf
@@ -23,12 +23,13 @@ from trio.testing import MockClock
 
 from perdure.actors import Supervisor, WorkflowLike, open_supervisor
 from perdure.storage import PerdureError
+from perdure.testing.amnesia import current_traces
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import SimulatedCrash, VirtualTimeError
 from perdure.testing.faults import CrashPoint, Fault, check_crash, check_effect_number, check_faults, current_gate
 from perdure.testing.scheduling import seeded_scheduling
-from perdure.workflow import InvalidArgumentError
+from perdure.workflow import InvalidArgumentError, definition_of
 from perdure.workflow.checks import check_function
 from perdure.workflow.threads import HoldClock, virtual_time
 
@@ -96,6 +97,7 @@ async def virtual_supervisor(
     store = disk.boot()
     gate = store.gate
     gate.crash_at, gate.crash_after_effect, gate.faults = crash_at, crash_after_effect, faults or {}
+    workflows = list(workflows) if isinstance(workflows, Iterable) else workflows  # pyright: ignore[reportUnnecessaryIsInstance]
     process = trio.CancelScope()
     disk_token, gate_token = current_disk.set(disk), current_gate.set(gate)
     died = gate.on_crash
@@ -111,7 +113,7 @@ async def virtual_supervisor(
     own: BaseException | None = None
     gate.on_crash = crash
     try:
-        with process, virtual_time(hold_clock):
+        with process, _traced(workflows), virtual_time(hold_clock):
             async with open_supervisor(store, workflows, clock=clock, **options) as running:
                 running._residents.restarts.seed(gate.life)  # pyright: ignore[reportPrivateUsage]
                 try:
@@ -131,6 +133,13 @@ async def virtual_supervisor(
         current_disk.reset(disk_token)
         current_gate.reset(gate_token)
         await store.aclose()
+
+
+def _traced(workflows: Iterable[WorkflowLike]) -> AbstractContextManager[None]:
+    traces = current_traces.get()
+    if traces is None or not isinstance(workflows, list):  # then the supervisor says what is wrong with them
+        return nullcontext()
+    return traces.watch([definition_of(each).function for each in workflows])
 
 
 def _of_its_own(error: BaseException) -> BaseException | None:
