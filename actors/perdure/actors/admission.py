@@ -283,7 +283,7 @@ class Admission:
             except DecodeError as error:
                 # As if it had begun now: the limit is kept, and no workflow is held back for longer than its span.
                 began_ms = self._clock.now_ms()
-                _log.error("when a workflow %r began cannot be read; it counts as now: %s", queue.workflow_type, error)
+                _log.error("when one of type %r began cannot be read; it counts as now: %s", queue.workflow_type, error)
             stored.append((parse_rate_key(key)[1], began_ms))
         queue.beginnings = Beginnings(rate, queue.limit.per_ms, stored)
 
