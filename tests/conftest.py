@@ -31,11 +31,16 @@ settings.register_profile("perdure", deadline=None)
 settings.load_profile("perdure")
 
 
+_EXPLORING = {"crash", "property", "simulation"}
+"""Folders of tests that explore what our code does, in great numbers."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of both modes on both drivers: three of the four cells run under the newest Python as well, which has all in them."""
+    """What the newest Python need not run again: explorations, and of both modes on both drivers one of the four cells."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if params.get("mode") == "live" and params.get("driver_kind") == "sqlite":
+        is_fourth = params.get("mode") == "live" and params.get("driver_kind") == "sqlite"
+        if is_fourth or item.path.parent.name in _EXPLORING:
             item.add_marker(pytest.mark.exhaustive)
 
 
