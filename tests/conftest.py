@@ -33,14 +33,17 @@ settings.load_profile("perdure")
 
 _EXPLORING = {"crash", "property", "simulation"}
 """Folders of tests that explore what our code does, in great numbers."""
+_SPARED = {("live", "sqlite"), ("yield", "memory")}
+"""The other two cells have both modes and both drivers in them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What the newest Python need not run again: explorations, and of both modes on both drivers one of the four cells."""
+    """What the newest Python need not run again: explorations, and of both modes on both drivers two of the four cells."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        is_fourth = params.get("mode") == "live" and params.get("driver_kind") == "sqlite"
-        if is_fourth or item.path.parent.name in _EXPLORING:
+        cell, folder = (params.get("mode"), params.get("driver_kind")), item.path.parent.name
+        is_spared = cell in _SPARED and folder != "conformance"  # which has a rule of its own
+        if is_spared or folder in _EXPLORING:
             item.add_marker(pytest.mark.exhaustive)
 
 

@@ -5,8 +5,8 @@
 # says which versions ran. A skip or an expected failure is red (see tests/support/scenario_table.py).
 #
 # What takes long (the marker `exhaustive`) runs under the oldest Python only: what explores or enumerates deaths, damage and
-# schedules, which looks at the order of our writes and not at the interpreter, and live mode on files, where the newest has
-# yield mode on files and live mode in memory. The newest runs everything else.
+# schedules, which looks at the order of our writes and not at the interpreter; and of tests in both modes on both drivers, two
+# of the four. The newest runs everything else.
 #
 # The whole suite has to kill at least 10,000 simulated processes after they had made new history: under the oldest Python that is
 # asserted, and the figures are left in build/incarnations.json (see tests/support/incarnations.py). Neither is so when arguments
