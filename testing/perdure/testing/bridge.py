@@ -33,8 +33,8 @@ class Link:
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._run: tuple[trio.lowlevel.TrioToken, trio.CancelScope] | None = None
-        self.is_begun = False
-        self.ended = threading.Event()
+        self.is_begun: bool = False
+        self.ended: threading.Event = threading.Event()
 
     def begin(self) -> bool:
         """In the job's thread: whether there is still somebody who waits for it."""

@@ -70,7 +70,7 @@ class SimulatedDisk:
         self._copies = 0
         self._past: list[WritePoint] = []
         self.on_write: Callable[[WritePoint, When], None] | None = None
-        self.gate = WriteGate()
+        self.gate: WriteGate = WriteGate()
         self._is_in_use = False
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ from perdure.testing.faults import CrashPoint
 from perdure.testing.hints import hints_for
 from perdure.testing.outline import shown
 from perdure.testing.repeating import how_to_repeat
-from perdure.testing.scenario import FinishedRun
+from perdure.testing.scenario import FinishedRun, Scenario
 from perdure.testing.schedules import Schedules
 from perdure.testing.story import story_of
 from perdure.workflow import InvalidArgumentError
@@ -72,9 +72,12 @@ class Explorer:
 
     def __init__(self, asked: Asked, link: Link) -> None:
         self.asked = asked
-        self.scenario = asked.scenario(link)
-        self.runs = self.crashes = self.interrupted = self.reordered = 0
-        self.schedules = Schedules(self._run_well, self._is_alike, asked.seeds)
+        self.scenario: Scenario = asked.scenario(link)
+        self.runs: int = 0
+        self.crashes: int = 0
+        self.interrupted: int = 0
+        self.reordered: int = 0
+        self.schedules: Schedules = Schedules(self._run_well, self._is_alike, asked.seeds)
 
     def explore(self) -> Exploration:
         """All of it. Blocks. The globals of the workflows' modules are in the end what they were."""

@@ -158,14 +158,14 @@ class WriteGate:
     def __init__(self, life: int = 0) -> None:
         self.life = life
         self.writes: list[WritePoint] = []
-        self.is_dead = False
+        self.is_dead: bool = False
         self.died_at: WritePoint | None = None
         self.crash_at: CrashPoint | None = None
         self.crash_after_effect: int | None = None
-        self.effects = 0
+        self.effects: int = 0
         self._unrecorded: tuple[str | None] | None = None
         self.faults: Mapping[int, Fault] = {}
-        self.delay_s = 0.0
+        self.delay_s: float = 0.0
         self.on_crash: Callable[[], None] | None = None
         self.on_write: Callable[[WritePoint, When], None] | None = None
 

@@ -37,8 +37,8 @@ try:
     from hypothesis import Phase, note, settings
     from hypothesis import strategies as st
     from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule, run_state_machine_as_test
-except ImportError as error:
-    raise missing_extra("WorkflowMachine", "hypothesis") from error
+except ImportError as _error:
+    raise missing_extra("WorkflowMachine", "hypothesis") from _error
 
 __all__ = ["WorkflowMachine", "process_rule"]
 
@@ -91,7 +91,7 @@ class WorkflowMachine(RuleBasedStateMachine):
             raise InvalidArgumentError(
                 f"{type(self).__name__} does not say which workflows there are; write workflows = [order] in the class"
             )
-        self.simulation = Simulation(self.workflows, **self.options)
+        self.simulation: Simulation = Simulation(self.workflows, **self.options)
         self._is_begun: bool | None = None
         self._surrounding = sys.exc_info()[1]
 

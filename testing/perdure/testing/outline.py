@@ -53,7 +53,7 @@ class Alike:
     __slots__ = ("value",)
 
     def __init__(self, value: object) -> None:
-        self.value = value
+        self.value: object = value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Alike) and is_same(self.value, other.value)

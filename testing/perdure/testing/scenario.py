@@ -186,8 +186,8 @@ class Scenario:
         self.workflow = workflow
         self.workflow_id = workflow_id
         self.input = input
-        self.mail = sorted(mail, key=lambda each: each.at)
-        self.workflows = [workflow, *(each for each in others if each is not workflow)]
+        self.mail: list[Mail] = sorted(mail, key=lambda each: each.at)
+        self.workflows: list[WorkflowLike] = [workflow, *(each for each in others if each is not workflow)]
         self.cancel_at = cancel_at
         self.timeout_s = timeout
         self.writes_max = writes_max

@@ -63,9 +63,9 @@ class Simulation:
         **options: Any,
     ) -> None:
         check_options(options, "clock", "disk")
-        self.workflows = list(workflows)
-        self.disk = SimulatedDisk() if disk is None else disk
-        self.clock = SimulatedClock() if clock is None else clock
+        self.workflows: list[WorkflowLike] = list(workflows)
+        self.disk: SimulatedDisk = SimulatedDisk() if disk is None else disk
+        self.clock: SimulatedClock = SimulatedClock() if clock is None else clock
         self.options = options
 
     def run(

@@ -27,8 +27,8 @@ from perdure.workflow.typed import encode_input
 
 try:
     from hypothesis import strategies as st
-except ImportError as error:
-    raise missing_extra("drawing examples", "hypothesis") from error
+except ImportError as _error:
+    raise missing_extra("drawing examples", "hypothesis") from _error
 
 __all__ = [
     "ProcessPlan",
