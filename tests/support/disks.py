@@ -32,6 +32,7 @@ from perdure.storage import (
     Store,
     layout,
 )
+from perdure.storage.driver import SingleWrites
 
 __all__ = ["Disk", "WatchedDriver", "WatchedStore", "When", "scheduled"]
 
@@ -189,7 +190,7 @@ class WatchedStore:
         await self.inner.aclose()
 
 
-class WatchedDriver:
+class WatchedDriver(SingleWrites):
     """A driver of a `WatchedStore`; `mirror` holds what is durable."""
 
     def __init__(self, store: WatchedStore, inner: Driver, mirror: dict[bytes, bytes], what: str = "batch") -> None:
@@ -248,18 +249,6 @@ class WatchedDriver:
             if batch.alarm.wake_at_ms is not None:
                 mirror[layout.ALARM_KEY] = layout.encode_u64(batch.alarm.wake_at_ms)
         self._store.after(self._what, batch)
-
-    async def set(self, key: bytes, value: bytes) -> None:
-        await self.batch(Batch(puts=[(key, value)]))
-
-    async def delete(self, key: bytes) -> None:
-        await self.batch(Batch(deletes=[key]))
-
-    async def delete_prefix(self, prefix: bytes) -> None:
-        await self.batch(Batch(delete_prefixes=[prefix]))
-
-    async def delete_range(self, start: bytes, end: bytes) -> None:
-        await self.batch(Batch(delete_ranges=[(start, end)]))
 
     async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
         raise AssertionError("the engine arms alarms in batches")

@@ -13,6 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from perdure.storage import Batch, Driver
+from perdure.storage.driver import SingleWrites
 
 
 class Moments:
@@ -59,7 +60,7 @@ class Moments:
         self.acted.set()
 
 
-class MomentDriver:
+class MomentDriver(SingleWrites):
     """A driver with a moment before and after each batch."""
 
     def __init__(self, inner: Driver, moments: Moments) -> None:
@@ -79,18 +80,6 @@ class MomentDriver:
 
     async def list(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
         return await self._inner.list(prefix)
-
-    async def set(self, key: bytes, value: bytes) -> None:
-        await self.batch(Batch(puts=[(key, value)]))
-
-    async def delete(self, key: bytes) -> None:
-        await self.batch(Batch(deletes=[key]))
-
-    async def delete_prefix(self, prefix: bytes) -> None:
-        await self.batch(Batch(delete_prefixes=[prefix]))
-
-    async def delete_range(self, start: bytes, end: bytes) -> None:
-        await self.batch(Batch(delete_ranges=[(start, end)]))
 
     async def batch(self, batch: Batch) -> None:
         await self._moments.reached("before a batch")

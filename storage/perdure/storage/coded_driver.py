@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from perdure.storage.codec import CODED_BYTES_MAX, GuardedCodec, ValueCodec, ValueCodecRefusedError
 from perdure.storage.coded_values import open_value, seal_value
-from perdure.storage.driver import Batch, Driver, nowait_batch
+from perdure.storage.driver import Batch, Driver, SingleWrites, nowait_batch
 from perdure.storage.layout import CODEC_KEY, WORKFLOW_ID_KEY, encode_u64
 from perdure.storage.limits import MAX_KV_BATCH_PAYLOAD_BYTES, check_batch
 from perdure.storage.split import commit_batch
@@ -30,7 +30,7 @@ CODEC_VERSION = 1
 _Pairs: TypeAlias = list[tuple[bytes, bytes]]  # inside the class, `list` is the driver's method
 
 
-class CodedDriver:
+class CodedDriver(SingleWrites):
     """A `Driver` whose user data a codec wraps. Closing it closes the driver below.
 
     Use it as the driver of one workflow, with `run_workflow`, `start_workflow`, `send_message`, `load_snapshot` and
@@ -104,22 +104,6 @@ class CodedDriver:
             else:
                 opened.append((key, open_value(key, value, codec)))
         return opened
-
-    async def set(self, key: bytes, value: bytes) -> None:
-        """Put one value. Raises as `batch` does."""
-        await self.batch(Batch(puts=[(key, value)]))
-
-    async def delete(self, key: bytes) -> None:
-        """Remove one key, if it is there."""
-        await self.batch(Batch(deletes=[key]))
-
-    async def delete_prefix(self, prefix: bytes) -> None:
-        """Remove every key that starts with `prefix`."""
-        await self.batch(Batch(delete_prefixes=[prefix]))
-
-    async def delete_range(self, start: bytes, end: bytes) -> None:
-        """Remove every key with `start <= key < end`."""
-        await self.batch(Batch(delete_ranges=[(start, end)]))
 
     async def batch(self, batch: Batch) -> None:
         """Apply a batch, its user data coded.

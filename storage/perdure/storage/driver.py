@@ -12,11 +12,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["VALUE_BYTES_MAX", "AlarmChange", "Batch", "Driver", "NowaitDriver", "nowait_batch"]
+__all__ = ["VALUE_BYTES_MAX", "AlarmChange", "Batch", "Driver", "NowaitDriver", "SingleWrites", "nowait_batch"]
 
 VALUE_BYTES_MAX = 976 * 1024
 """Largest value, in bytes, that every driver takes; the reference engine's limit for one write."""
@@ -129,6 +130,38 @@ class Driver(Protocol):
     async def aclose(self) -> None:
         """Close the driver. Closing twice is fine; using it afterwards raises `DriverClosedError`."""
         ...
+
+
+class SingleWrites(ABC):
+    """The writes of a driver that change one thing, for those that apply each as a batch of one. They raise as `batch` does."""
+
+    @abstractmethod
+    async def batch(self, batch: Batch) -> None:
+        """See `Driver.batch`."""
+
+    async def set(self, key: bytes, value: bytes) -> None:
+        """Put one value."""
+        await self.batch(Batch(puts=[(key, value)]))
+
+    async def delete(self, key: bytes) -> None:
+        """Remove one key, if it is there."""
+        await self.batch(Batch(deletes=[key]))
+
+    async def delete_prefix(self, prefix: bytes) -> None:
+        """Remove every key that starts with `prefix`; an empty one removes everything."""
+        await self.batch(Batch(delete_prefixes=[prefix]))
+
+    async def delete_range(self, start: bytes, end: bytes) -> None:
+        """Remove every key with `start <= key < end`; none when `start >= end`."""
+        await self.batch(Batch(delete_ranges=[(start, end)]))
+
+    async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
+        """Arm the alarm, replacing an earlier one. A namespace has one, whatever the id."""
+        await self.batch(Batch(alarm=AlarmChange(workflow_id, wake_at_ms)))
+
+    async def clear_alarm(self, workflow_id: str) -> None:
+        """Disarm the alarm."""
+        await self.batch(Batch(alarm=AlarmChange(workflow_id, None)))
 
 
 @runtime_checkable

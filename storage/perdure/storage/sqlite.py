@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 import trio
 
 from perdure.storage.crew import Crew, crew_of
-from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch
+from perdure.storage.driver import VALUE_BYTES_MAX, Batch, SingleWrites
 from perdure.storage.errors import StorageError
 from perdure.storage.layout import ALARM_KEY, decode_u64
 from perdure.storage.limits import check_batch
@@ -63,7 +63,7 @@ _ArgT = TypeVar("_ArgT")
 _ResultT = TypeVar("_ResultT")
 
 
-class SqliteDriver:
+class SqliteDriver(SingleWrites):
     """A `Driver` over one SQLite file. Make one with `await SqliteDriver.open(path)`.
 
     Methods are checkpoints only when their work goes to a thread, or when they wait for another operation.
@@ -226,22 +226,6 @@ class SqliteDriver:
         """Whether any key starts with `prefix`; an empty one asks for any key. Reads no value. Raises as `get` does."""
         return await self._run(self._namespace.has_any, prefix, self._reads)
 
-    async def set(self, key: bytes, value: bytes) -> None:
-        """Put one value. Raises as `batch` does."""
-        await self.batch(Batch(puts=[(key, value)]))
-
-    async def delete(self, key: bytes) -> None:
-        """Remove one key, if it is there. Raises as `batch` does."""
-        await self.batch(Batch(deletes=[key]))
-
-    async def delete_prefix(self, prefix: bytes) -> None:
-        """Remove every key that starts with `prefix`; an empty one removes everything. Raises as `batch` does."""
-        await self.batch(Batch(delete_prefixes=[prefix]))
-
-    async def delete_range(self, start: bytes, end: bytes) -> None:
-        """Remove every key with `start <= key < end`; none when `start >= end`. Raises as `batch` does."""
-        await self.batch(Batch(delete_ranges=[(start, end)]))
-
     async def batch(self, batch: Batch) -> None:
         """Apply a batch in one transaction. Once begun it is carried through, whatever is cancelled.
 
@@ -291,10 +275,6 @@ class SqliteDriver:
         self._timed(self._namespace.commit, batch, self._commits)
         return True
 
-    async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
-        """Arm the alarm, replacing an earlier one. The file has one, whatever the id. Raises as `batch` does."""
-        await self.batch(Batch(alarm=AlarmChange(workflow_id, wake_at_ms)))
-
     async def get_alarm(self, workflow_id: str) -> int | None:
         """When the workflow is to be woken, in milliseconds since the epoch, or `None`. Raises as `get` does.
 
@@ -303,10 +283,6 @@ class SqliteDriver:
         """
         stored = await self.get(ALARM_KEY)
         return None if stored is None else decode_u64(stored)
-
-    async def clear_alarm(self, workflow_id: str) -> None:
-        """Disarm the alarm. Raises as `batch` does."""
-        await self.batch(Batch(alarm=AlarmChange(workflow_id, None)))
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
         """Write a compact, consistent copy of the file to `target`: complete and durable on return, or not there.

@@ -14,12 +14,13 @@ from inspect import signature
 from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from perdure.actors import WorkflowLike, open_supervisor
+from perdure.actors import WorkflowLike
 from perdure.testing.amnesia import Amnesia
 from perdure.testing.bridge import Link
 from perdure.testing.differences import Aspect, check_aspects
 from perdure.testing.faults import CrashPoint, When
 from perdure.testing.scenario import FinishedRun, Mail, Scenario
+from perdure.testing.virtual import OPTIONS, RESERVED, check_options
 from perdure.workflow import InvalidArgumentError, WorkflowState, definition_of
 from perdure.workflow.checks import (
     check_duration,
@@ -42,7 +43,7 @@ RecoveryCrashes: TypeAlias = Literal["one", "all", "none"]
 MailLike: TypeAlias = "Mail | tuple[str, Any]"
 """What `messages=` takes."""
 
-_RESERVED: Final = {"clock", "durability", "disk", "store"}
+_OWN: Final = ("clock", "disk")
 _ONLY: Final = re.compile(r"(?P<crashes>no crash|\d+/\w+(?:\+\d+/\w+)*)(?:@seed(?P<seed>\d+))?")
 
 
@@ -109,7 +110,7 @@ class Asked:
             )
         if not isinstance(ignore, Collection) or isinstance(ignore, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(f"ignore takes several names, not a text; write ignore=[{ignore!r}]")
-        _check_options(options)
+        check_options(options, *_OWN, unknown=_unknown_option)
         if workflow_id is not None:
             check_workflow_id(workflow_id)
         functions = [definition_of(each).function for each in (workflow, *others)]
@@ -208,18 +209,12 @@ def _mail(given: Any) -> Mail:
             )
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """See that these are options of a supervisor, and none that the simulation has its own for."""
-    if reserved := sorted(_RESERVED & options.keys()):
-        raise InvalidArgumentError(f"the simulation has its own {reserved[0]}; leave {reserved[0]}= out")
-    taken = {name for name, each in signature(open_supervisor).parameters.items() if each.kind is each.KEYWORD_ONLY}
-    if unknown := sorted(options.keys() - taken):
-        own = signature(Asked.of).parameters.keys() - {"options"}
-        near = get_close_matches(unknown[0], sorted(own | (taken - _RESERVED)), 1)
-        advice = f"write {near[0]}=" if near else f"leave {unknown[0]}= out"
-        raise InvalidArgumentError(
-            f"neither explore_crashes nor open_supervisor takes {unknown[0]}={options[unknown[0]]!r:.100}; {advice}"
-        )
+def _unknown_option(name: str, value: object) -> str:
+    """Of an argument that there is not, with the nearest that there is."""
+    own = signature(Asked.of).parameters.keys() - {"options"}
+    near = get_close_matches(name, sorted(own | (set(OPTIONS) - {*RESERVED, *_OWN})), 1)
+    advice = f"write {near[0]}=" if near else f"leave {name}= out"
+    return f"neither explore_crashes nor open_supervisor takes {name}={value!r:.100}; {advice}"
 
 
 def _writes_max(given: object) -> int:

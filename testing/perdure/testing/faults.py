@@ -17,8 +17,8 @@ from typing import Final, Literal, NoReturn, TypeAlias, cast, get_args
 
 import trio
 
-from perdure.storage import AlarmChange, Batch, BatchRefusedError, CommitUnknownError, Driver
-from perdure.storage.driver import nowait_batch
+from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver
+from perdure.storage.driver import SingleWrites, nowait_batch
 from perdure.testing.errors import SimulatedCrash
 from perdure.workflow import InvalidArgumentError
 from perdure.workflow.checks import check_driver
@@ -105,6 +105,18 @@ def check_faults(faults: object) -> None:
             )
 
 
+def check_effect_number(number: object) -> None:
+    """Refuse what is no number of an effect.
+
+    Raises:
+        InvalidArgumentError: It is neither `None` nor an integer from 0.
+    """
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+        raise InvalidArgumentError(
+            f"crash_after_effect is the number of an effect, from 0, not {number!r}; write crash_after_effect=0"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class WritePoint:
     """One write that a process made, or was about to make.
@@ -122,18 +134,6 @@ class WritePoint:
     kind: WriteKind
     workflow_id: str = ""
     batch: Batch | None = field(default=None, compare=False, repr=False)
-
-
-def check_effect_number(number: object) -> None:
-    """Refuse what is no number of an effect.
-
-    Raises:
-        InvalidArgumentError: It is neither `None` nor an integer from 0.
-    """
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
-        raise InvalidArgumentError(
-            f"crash_after_effect is the number of an effect, from 0, not {number!r}; write crash_after_effect=0"
-        )
 
 
 class WriteGate:
@@ -256,7 +256,7 @@ current_gate: Final[ContextVar[WriteGate | None]] = ContextVar("perdure_testing_
 """The simulated process that the caller is in: what is outside of it (`EffectLedger`) asks whether that is dead."""
 
 
-class FaultyDriver:
+class FaultyDriver(SingleWrites):
     """A driver that dies or fails where it is told to; it writes to another, such as a `MemoryDriver`.
 
         data = {}
@@ -371,30 +371,6 @@ class FaultyDriver:
                 self.gate.end(point)
                 await self.inner.aclose()
                 raise CommitUnknownError(f"simulated: {_REASONS[fault]}")
-
-    async def set(self, key: bytes, value: bytes) -> None:
-        """See `Driver.set`; one write."""
-        await self.batch(Batch(puts=[(key, value)]))
-
-    async def delete(self, key: bytes) -> None:
-        """See `Driver.delete`; one write."""
-        await self.batch(Batch(deletes=[key]))
-
-    async def delete_prefix(self, prefix: bytes) -> None:
-        """See `Driver.delete_prefix`; one write."""
-        await self.batch(Batch(delete_prefixes=[prefix]))
-
-    async def delete_range(self, start: bytes, end: bytes) -> None:
-        """See `Driver.delete_range`; one write."""
-        await self.batch(Batch(delete_ranges=[(start, end)]))
-
-    async def set_alarm(self, workflow_id: str, wake_at_ms: int) -> None:
-        """See `Driver.set_alarm`; one write."""
-        await self.batch(Batch(alarm=AlarmChange(workflow_id, wake_at_ms)))
-
-    async def clear_alarm(self, workflow_id: str) -> None:
-        """See `Driver.clear_alarm`; one write."""
-        await self.batch(Batch(alarm=AlarmChange(workflow_id, None)))
 
     async def aclose(self) -> None:
         """Close the inner driver, also of a dead process: what it holds is this process's, not the simulated one's."""

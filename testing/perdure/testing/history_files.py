@@ -85,10 +85,7 @@ class RecordedHistory:
                 json.dump(content, file, indent=1, ensure_ascii=False)
                 file.write("\n")
         except FileExistsError:
-            raise HistoryFileError(
-                f"{os.fspath(path)} exists; recorded histories are added to, never changed: choose another name",
-                path=os.fspath(path),
-            ) from None
+            raise _exists(path) from None
 
 
 def read_history(path: str | os.PathLike[str]) -> RecordedHistory:
@@ -165,10 +162,14 @@ async def record_history(
 
 def _check_is_new(path: str | os.PathLike[str]) -> None:
     if os.path.exists(path):
-        raise HistoryFileError(
-            f"{os.fspath(path)} exists; recorded histories are added to, never changed: choose another name",
-            path=os.fspath(path),
-        )
+        raise _exists(path)
+
+
+def _exists(path: str | os.PathLike[str]) -> HistoryFileError:
+    name = os.fspath(path)
+    return HistoryFileError(
+        f"{name} exists; recorded histories are added to, never changed: choose another name", path=name
+    )
 
 
 async def _pairs(source: object, workflow_id: str | None) -> dict[bytes, bytes]:

@@ -29,7 +29,7 @@ from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.extras import missing_extra
 from perdure.testing.faults import WritePoint
-from perdure.testing.simulation import Incarnation, Simulation
+from perdure.testing.simulation import Incarnation, Simulation, list_all
 from perdure.testing.strategies import ProcessPlan, process_plans
 from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, WorkflowState
 
@@ -192,7 +192,7 @@ async def come_to_rest(supervisor: Supervisor, clock: SimulatedClock) -> Sequenc
     busy: Sequence[WorkflowInfo] = ()
     pause_s = _LOOK_S
     for _ in range(_LOOKS_MAX):
-        busy = [info for info in await _all(supervisor) if not _is_at_rest(info)]
+        busy = [info for info in await list_all(supervisor) if not _is_at_rest(info)]
         if not busy:
             break
         due_s = min((_due_s(info) for info in busy), default=inf) - clock.now_ms() / 1000
@@ -203,15 +203,6 @@ async def come_to_rest(supervisor: Supervisor, clock: SimulatedClock) -> Sequenc
             await trio.sleep(due_s + 0.001)
             pause_s = _LOOK_S
     return busy
-
-
-async def _all(supervisor: Supervisor) -> list[WorkflowInfo]:
-    found: list[WorkflowInfo] = []
-    while page := await supervisor.list(after=found[-1] if found else None, limit=1000):
-        found += page
-        if len(page) < 1000:
-            break
-    return found
 
 
 def _is_at_rest(info: WorkflowInfo) -> bool:

@@ -32,7 +32,7 @@ from trio.testing import MockClock
 from perdure.storage import MemoryDriver, ValueCodec, layout
 from perdure.testing.errors import NotReplayableError
 from perdure.testing.history_files import RecordedHistory, coded, describe_pairs, read_history, record_history
-from perdure.testing.virtual import holding, run_virtual
+from perdure.testing.virtual import holding, is_under_asyncio, run_virtual
 from perdure.workflow import (
     ANY_MESSAGE,
     Context,
@@ -52,6 +52,7 @@ from perdure.workflow.collecting import collect
 from perdure.workflow.failures import describe
 from perdure.workflow.history import Path
 from perdure.workflow.host import CallRefusal, CallRequest, HostLeavingError, Parcel
+from perdure.workflow.ids import new_seed
 from perdure.workflow.threads import virtual_time
 from perdure.workflow.waits import Wait
 
@@ -152,7 +153,7 @@ def assert_replayable(
 
 def _apart(main: Callable[[], Awaitable[Replay]]) -> Replay:
     """Run it in a Trio run of its own, in a thread where this one has an event loop already."""
-    if not _is_in_event_loop():
+    if not (trio.lowlevel.in_trio_run() or is_under_asyncio()):
         return run_virtual(main)
     outcome: list[Replay | BaseException] = []
 
@@ -169,18 +170,6 @@ def _apart(main: Callable[[], Awaitable[Replay]]) -> Replay:
     if isinstance(found, BaseException):
         raise found
     return found
-
-
-def _is_in_event_loop() -> bool:
-    if trio.lowlevel.in_trio_run():
-        return True
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def _recorded(history: object) -> tuple[RecordedHistory, str]:
@@ -290,7 +279,7 @@ async def _replay(
     activation = await Activation.load(recorded.workflow_id, driver, clock=clock)
     new: list[str] = []
     activation.host = _NoHost({definition.name: definition, **called}, new)
-    activation.history.adopt(definition.name, activation.ids.random_bytes(16))
+    activation.history.adopt(definition.name, new_seed(recorded.workflow_id, activation.ids))
     activation.is_running = True
     if state is WorkflowState.ROLLING_BACK:
         undoings = await _patiently(recorded, definition, partial(collect, activation, definition.function))

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import trio
 
-from perdure.actors import Supervisor, WorkflowInfo, WorkflowLike, WorkflowNotFoundError
+from perdure.actors import Supervisor, WorkflowLike, WorkflowNotFoundError
 from perdure.testing.amnesia import Amnesia
 from perdure.testing.bridge import Link
 from perdure.testing.disk import SimulatedDisk
@@ -23,7 +23,7 @@ from perdure.testing.errors import EndlessRunError
 from perdure.testing.faults import CrashPoint, WritePoint
 from perdure.testing.ledger import Effect, EffectLedger, ledgers_of
 from perdure.testing.outline import Line, outline_of, shown, shown_path
-from perdure.testing.simulation import Simulation
+from perdure.testing.simulation import Simulation, list_all
 from perdure.workflow import (
     ErrorInfo,
     FaultError,
@@ -38,8 +38,6 @@ from perdure.workflow import (
 from perdure.workflow.ids import repeatable_seeds
 
 __all__ = ["Ending", "FinishedRun", "Mail", "Scenario"]
-
-_PAGE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -336,18 +334,15 @@ class _Process:
         if self.scenario.cancel_at is None:
             return
         await self.run.simulation.clock.wait_until_ms(self.run.begun_ms + round(self.scenario.cancel_at * 1000))
-        for info in await self._all():
+        for info in await list_all(self.supervisor):
             if not info.state.is_terminal:
                 await (await self.supervisor.get(info.id)).cancel()
 
     async def _await_others(self, endings: dict[str, Ending]) -> None:
         """Until all that was made has ended, what the others made meanwhile included."""
-        while waited_for := [info.id for info in await self._all() if info.id not in endings]:
+        while waited_for := [info.id for info in await list_all(self.supervisor) if info.id not in endings]:
             for workflow_id in waited_for:
                 endings[workflow_id] = await _ending_of(await self.supervisor.get(workflow_id))
-
-    async def _all(self) -> Sequence[WorkflowInfo]:
-        return await self.supervisor.list(limit=_PAGE)
 
     async def _look(self, endings: dict[str, Ending]) -> _Seen:
         histories = {key: await (await self.supervisor.get(key)).history() for key in endings}
@@ -363,7 +358,8 @@ class _Process:
         after = "before it recorded anything" if last is None else f"after {last.kind} {shown_path(last.path)!r}"
         if len(self.run.simulation.disk.gate.writes) >= self.scenario.writes_max:
             return f"it has made {self.scenario.writes_max} writes and goes on; it stands {after}"
-        open_ones = [f"{info.id!r} is {info.state.value}" for info in await self._all() if not info.state.is_terminal]
+        workflows = await list_all(self.supervisor)
+        open_ones = [f"{info.id!r} is {info.state.value}" for info in workflows if not info.state.is_terminal]
         stands = f"after {self.scenario.timeout_s:g} seconds of virtual time {', '.join(open_ones)}; it stands {after}"
         if (
             trio.to_thread.current_default_thread_limiter().borrowed_tokens

@@ -9,18 +9,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from perdure.actors import Supervisor, WorkflowLike
+from perdure.actors import Supervisor, WorkflowInfo, WorkflowLike
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.faults import CrashPoint, Fault, WritePoint
 from perdure.testing.virtual import check_options, run_virtual, virtual_supervisor
 from perdure.workflow import InvalidArgumentError
 
-__all__ = ["Incarnation", "Simulation"]
+__all__ = ["Incarnation", "Simulation", "list_all"]
 
 T = TypeVar("T")
+
+_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,13 @@ class Simulation:
             if not lived[-1].has_crashed:
                 break
         return lived
+
+
+async def list_all(supervisor: Supervisor) -> list[WorkflowInfo]:
+    """All workflows of a supervisor, in order of creation."""
+    found: list[WorkflowInfo] = []
+    while page := await supervisor.list(after=found[-1] if found else None, limit=_PAGE):
+        found += page
+        if len(page) < _PAGE:
+            break
+    return found

@@ -33,7 +33,7 @@ from perdure.workflow import InvalidArgumentError, definition_of
 from perdure.workflow.checks import check_function
 from perdure.workflow.threads import HoldClock, virtual_time
 
-__all__ = ["check_options", "holding", "run_virtual", "virtual_supervisor"]
+__all__ = ["OPTIONS", "RESERVED", "check_options", "holding", "is_under_asyncio", "run_virtual", "virtual_supervisor"]
 
 _holders: Final[WeakKeyDictionary[MockClock, int]] = WeakKeyDictionary()
 _thresholds: Final[WeakKeyDictionary[MockClock, float]] = WeakKeyDictionary()
@@ -158,33 +158,42 @@ def _is_interruption(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
-_OPTIONS: Final = tuple(signature(open_supervisor).parameters)[2:]
+RESERVED: Final = ("store", "durability")
+"""What a simulated supervisor does not take, as the simulation has its own."""
+
+OPTIONS: Final = tuple(signature(open_supervisor).parameters)[2:]
+"""What a supervisor takes besides its store and its workflows, by name."""
 
 
-def check_options(options: Mapping[str, Any], *reserved: str) -> None:
+def _unknown_option(name: str, value: object) -> str:
+    return f"this does not take {name}=; of a supervisor it takes what open_supervisor does: {', '.join(OPTIONS)}"
+
+
+def check_options(
+    options: Mapping[str, Any], *reserved: str, unknown: Callable[[str, object], str] = _unknown_option
+) -> None:
     """What is passed on to `open_supervisor`.
 
     Args:
         options: What was given.
         reserved: What the caller gives besides, and nobody else may.
+        unknown: What to say of an option that there is not, by its name and value.
 
     Raises:
         InvalidArgumentError: It takes no such thing, or the simulation has one of its own.
     """
-    for name in options:
-        if name in ("store", "durability", *reserved):
+    for name, value in options.items():
+        if name in (*RESERVED, *reserved):
             raise InvalidArgumentError(f"the simulation has its own {name}; leave {name}= out")
-        if name not in _OPTIONS:
-            raise InvalidArgumentError(
-                f"this does not take {name}=; of a supervisor it takes what open_supervisor does: {', '.join(_OPTIONS)}"
-            )
+        if name not in OPTIONS:
+            raise InvalidArgumentError(unknown(name, value))
 
 
 def _check_clock() -> HoldClock:
     try:
         clock = trio.lowlevel.current_clock()
     except RuntimeError:
-        if _is_asyncio():
+        if is_under_asyncio():
             raise VirtualTimeError(
                 "virtual time needs Trio, and this test runs under asyncio: a plugin has claimed it (pytest-asyncio's "
                 "asyncio_mode=auto, or a marker asyncio or anyio). Write a plain `def test_...()` that calls run_virtual(main); "
@@ -203,7 +212,8 @@ def _check_clock() -> HoldClock:
     return partial(holding, clock)
 
 
-def _is_asyncio() -> bool:
+def is_under_asyncio() -> bool:
+    """Whether the caller is in an event loop of asyncio; does not import it."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
         return False

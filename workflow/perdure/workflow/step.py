@@ -383,9 +383,7 @@ class _Attempts:
             if activation.is_draining:  # since the operation was asked for, or during an attempt or the pause after it
                 await activation.drained()
             if activation.held is not None:
-                activation.held.append(
-                    (*activation.history.path_of(self._operation.scope.location), self._operation.name)
-                )
+                activation.held.append(self._path())
                 await activation.drained()
             self._number = metadata.attempts + 1
             self._begun_at_ms = activation.clock.now_ms()
