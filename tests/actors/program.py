@@ -1,13 +1,18 @@
-"""A program that hosts workflows, for the tests of signals: `program.py DIRECTORY MODE [FACE]`. Says on stdout what happens.
+"""A program that hosts workflows, for the tests of signals: `program.py DIRECTORY MODE [FACE [TOLD]]`. Says what happens.
 
-FACE is `trio`, or `blocking` or `asyncio` for a portal.
+FACE is `trio`, or `blocking` or `asyncio` for a portal. TOLD is a file descriptor, to which goes a byte for each signal that
+has come to this program: the system makes one of two signals if the program had no time for the first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import trio
@@ -65,6 +70,22 @@ async def turn(number: int) -> int:
 WORKFLOWS = [worker, waiter, spinner]
 
 
+def tell_signals() -> None:
+    """Tell the test of each signal that it has come; then it does what it did before. For the main thread, in the block."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if callable(handler) and len(sys.argv) > 4:
+            signal.signal(number, telling(int(sys.argv[4]), handler))
+
+
+def telling(told: int, handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], None]:
+    def tell(number: int, frame: FrameType | None) -> None:
+        os.write(told, b".")
+        handler(number, frame)
+
+    return tell
+
+
 def what_to_spawn(what: str) -> list[tuple[Any, ...]]:
     if what == "busy":
         return [(spinner, f"spinner-{number}") for number in range(20)]
@@ -73,6 +94,7 @@ def what_to_spawn(what: str) -> list[tuple[Any, ...]]:
 
 async def serve(directory: str, what: str, options: dict[str, Any]) -> None:
     async with open_supervisor(directory, WORKFLOWS, **options) as supervisor:
+        tell_signals()
         for arguments in what_to_spawn(what):
             await supervisor.spawn(*arguments)
         await trio.sleep(0.2)
@@ -82,6 +104,7 @@ async def serve(directory: str, what: str, options: dict[str, Any]) -> None:
 
 async def serve_asyncio(directory: str, what: str, options: dict[str, Any]) -> None:
     async with open_asyncio_portal(directory, WORKFLOWS, **options) as supervisor:
+        tell_signals()
         for arguments in what_to_spawn(what):
             await supervisor.spawn(*arguments)
         await asyncio.sleep(0.2)
@@ -91,6 +114,7 @@ async def serve_asyncio(directory: str, what: str, options: dict[str, Any]) -> N
 
 def serve_blocking(directory: str, what: str, options: dict[str, Any]) -> None:
     with open_portal(directory, WORKFLOWS, **options) as supervisor:
+        tell_signals()
         for arguments in what_to_spawn(what):
             supervisor.spawn(*arguments)
         threading.Event().wait(0.2)
@@ -103,7 +127,7 @@ def main() -> None:
     what, _, how = mode.partition("-")
     options: dict[str, Any] = {"handle_signals": how == "handled", "grace": 60.0 if what == "slow" else 1.0}
     try:
-        match rest or ["trio"]:
+        match rest[:1] or ["trio"]:
             case ["trio"]:
                 trio.run(serve, directory, what, options)
             case ["asyncio"]:
