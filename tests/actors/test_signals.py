@@ -56,7 +56,12 @@ class Program:
 
     def finish(self) -> tuple[int, str, str]:
         """What it ends with, and what it said."""
-        out, err = self._process.communicate(timeout=PATIENCE_S)
+        try:
+            out, err = self._process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # its threads' stacks come on stderr
+            out, err = self._process.communicate()
+            pytest.fail(f"it did not end; it said {out!r}, and:\n{err}")
         return self._process.returncode, out, err
 
 
@@ -64,7 +69,7 @@ class Program:
 def running(directory: Path, mode: str, face: str) -> Iterator[Program]:
     """The program, ready."""
     # In its development mode asyncio says on stderr how long its callbacks took, which is the machine's business.
-    strict = ["-W", "error"] if face == "asyncio" else ["-X", "dev", "-W", "error"]
+    strict = ["-X", "faulthandler", "-W", "error"] if face == "asyncio" else ["-X", "dev", "-W", "error"]
     told, tells = os.pipe()
     command = [sys.executable, *strict, str(PROGRAM), str(directory), mode, face, str(tells)]
     try:
