@@ -462,6 +462,23 @@ class TestWhatCannotBeExplored:
         explored = await explore_crashes(counting, ignore=["count"], compare=["state", "history", "effects"])
         assert explored.write_points > 3
 
+    async def test_a_workflow_that_throws_dice_is_not_called_wrong(self) -> None:
+        """They fall alike without a crash, and otherwise after one; then what was seen once is not seen again."""
+        thrown: list[int] = []
+
+        async def throw() -> str:
+            thrown.append(1)
+            return "head" if len(thrown) == 3 else "tail"
+
+        @workflow
+        async def gambling(ctx: Context, _: None) -> str:
+            return await ctx.step("throw", throw)
+
+        with pytest.raises(NotRepeatableError, match="the second ends otherwise after the same crash") as caught:
+            await explore_crashes(gambling)
+        assert caught.value.differences[0] == "it ended as completed: 'tail'; the first time, as completed: 'head'"
+        assert caught.value.only != "no crash@seed0"
+
     async def test_a_workflow_that_does_not_write_the_same_twice(self) -> None:
         """It records the same; but writes are what crashes are counted by."""
         runs: list[FinishedRun] = []

@@ -25,6 +25,8 @@ Aspect: TypeAlias = Literal["state", "output", "history", "effects"]
 
 ASPECTS: Final[tuple[Aspect, ...]] = get_args(Aspect)
 
+WITHOUT_A_CRASH: Final = "without a crash"
+
 _INTERRUPTED: Final = "StepInterruptedError"
 _LINES_MAX: Final = 3
 
@@ -37,7 +39,12 @@ def was_interrupted(run: FinishedRun) -> bool:
 
 
 def differences_of(
-    run: FinishedRun, whole: FinishedRun, *, compare: Collection[Aspect], allows_interruptions: bool
+    run: FinishedRun,
+    whole: FinishedRun,
+    *,
+    compare: Collection[Aspect],
+    allows_interruptions: bool,
+    when: str = WITHOUT_A_CRASH,
 ) -> tuple[str, ...]:
     """What is not as in the run without a crash, in sentences; nothing if all is.
 
@@ -46,15 +53,16 @@ def differences_of(
         whole: The one without.
         compare: What is compared.
         allows_interruptions: Whether it may take another way where an at-most-once step was interrupted.
+        when: When the other run was, as the sentences say it.
     """
     if allows_interruptions and was_interrupted(run):
-        return tuple(_more_effects(run, whole)) if "effects" in compare else ()
+        return tuple(_more_effects(run, whole, when)) if "effects" in compare else ()
     found: list[str] = []
     if "effects" in compare:
-        found += _effects(run, whole)
-    found += _endings(run, whole, compare)
+        found += _effects(run, whole, when)
+    found += _endings(run, whole, compare, when)
     if "history" in compare:
-        found += _histories(run, whole)
+        found += _histories(run, whole, when)
     return tuple(found)
 
 
@@ -88,63 +96,69 @@ def _ledgers(
             yield ledger, _counted(run, name), _counted(whole, name)
 
 
-def _effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+def _effects(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
     contents = with_content(run, whole)
     for ledger, here, there in _ledgers(run, whole):
         for name, content in [*there, *(each for each in here if each not in there)]:
             now, before = here[name, content], there[name, content]
             is_fine = bool(now) == bool(before) if ledger.may_repeat(name) else now == before
             if not is_fine:
-                yield _happened(ledger, name, content, now, before, contents)
+                yield _happened(ledger, name, content, now, before, contents, when)
 
 
-def _more_effects(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+def _more_effects(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
     contents = with_content(run, whole)
     for ledger, here, there in _ledgers(run, whole):
         for (name, content), before in there.items():
             if here[name, content] > before and not ledger.may_repeat(name):
-                yield _happened(ledger, name, content, here[name, content], before, contents)
+                yield _happened(ledger, name, content, here[name, content], before, contents, when)
 
 
 def _happened(
-    ledger: EffectLedger, name: str, content: Alike, now: int, before: int, contents: Collection[tuple[str, str]]
+    ledger: EffectLedger,
+    name: str,
+    content: Alike,
+    now: int,
+    before: int,
+    contents: Collection[tuple[str, str]],
+    when: str,
 ) -> str:
     what = f"{name} {looks(content.value)}" if (ledger.name, name) in contents else name
     unlike = unlike_any(content.value)
-    return f"{ledger.name}: {what} happened {_times(now)}; without a crash, {_times(before)}{f' ({unlike})' if unlike else ''}"
+    return f"{ledger.name}: {what} happened {_times(now)}; {when}, {_times(before)}{f' ({unlike})' if unlike else ''}"
 
 
 def _times(count: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _endings(run: FinishedRun, whole: FinishedRun, compare: Collection[Aspect]) -> Iterator[str]:
+def _endings(run: FinishedRun, whole: FinishedRun, compare: Collection[Aspect], when: str) -> Iterator[str]:
     pairs = [("it", run.ending, whole.ending)]
     for key in dict.fromkeys((*whole.others, *run.others)):
         here, there = run.others.get(key), whole.others.get(key)
         if here is None or there is None:
             if "state" in compare:
                 was, before = ("never made", "") if here is None else ("made", " not")
-                yield f"workflow {key!r} was {was}; without a crash it was{before}"
+                yield f"workflow {key!r} was {was}; {when} it was{before}"
         else:
             pairs.append((f"workflow {key!r}", here, there))
     for name, here, there in pairs:
         is_other_state = (here.state, here.fault) != (there.state, there.fault)
         is_other_output = here.error != there.error or not is_same(here.output, there.output)
         if (is_other_state and "state" in compare) or (not is_other_state and is_other_output and "output" in compare):
-            yield f"{name} ended as {here}; without a crash, as {there}"
+            yield f"{name} ended as {here}; {when}, as {there}"
 
 
-def _histories(run: FinishedRun, whole: FinishedRun) -> Iterator[str]:
+def _histories(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
     for key in whole.outlines:
-        lines = list(_lines(run.outlines.get(key, ()), whole.outlines[key]))
+        lines = list(_lines(run.outlines.get(key, ()), whole.outlines[key], when))
         name = "" if len(whole.outlines) == 1 else f" of {key!r}"
         yield from (f"history{name} {line}" for line in lines[:_LINES_MAX])
         if len(lines) > _LINES_MAX:
             yield f"history{name} differs in {len(lines) - _LINES_MAX} more places"
 
 
-def _lines(here: Sequence[Line], there: Sequence[Line]) -> Iterator[str]:
+def _lines(here: Sequence[Line], there: Sequence[Line], when: str) -> Iterator[str]:
     ours = {line.path: line for line in here}
     theirs = {line.path: line for line in there}
     for path in dict.fromkeys((*theirs, *ours)):
@@ -152,9 +166,9 @@ def _lines(here: Sequence[Line], there: Sequence[Line]) -> Iterator[str]:
         if one is None:
             yield f"lacks {other}"
         elif other is None:
-            yield f"holds {one}, which is not there without a crash"
+            yield f"holds {one}, which is not there {when}"
         elif one.kind != other.kind or not is_same(one.says, other.says):
-            yield f"holds {one}; without a crash, {other}"
+            yield f"holds {one}; {when}, {other}"
 
 
 def check_aspects(compare: Collection[str]) -> tuple[Aspect, ...]:

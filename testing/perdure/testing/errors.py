@@ -92,7 +92,7 @@ class RecoveryDiffersError(ExplorationError):
 
 
 class NotRepeatableError(ExplorationError):
-    """Two runs without a crash, with the same seed, are not alike: nothing can be said of crashes yet.
+    """Two runs with the same seed and the same crashes, if any, are not alike: nothing can be said of crashes yet.
 
     Attributes:
         only: The run, as `only=` takes it.

@@ -5,7 +5,9 @@
    brings out is told with one. Explored equals counted: each death comes at the write that it was planned for, and no write is
    left out.
 3. A run that ends as another order of tasks does without a crash is as good as one that ends as its own (schedules.py).
-4. The first run that ends otherwise is told as a story, with the call that repeats it.
+4. A run that ends otherwise is repeated before it is told, and so is the one without a crash: code that throws dice is told
+   that it cannot be repeated, and not that it does not survive a crash.
+5. The first run that ends otherwise is told as a story, with the call that repeats it.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from perdure.workflow import InvalidArgumentError
 __all__ = ["Exploration", "Explorer"]
 
 _WIDTH: Final = 110
+_REPEATS: Final = 3
+"""How often each side of a difference is repeated before it is told; only once, as the first one told ends the exploration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +188,24 @@ class Explorer:
                 found.append(f"check: {error or 'an assertion failed'}")
                 cause = error
         if found:
+            self._check_repeatable(run, crashes, whole)
             raise self._differs(found, run, whole) from cause
         return run
+
+    def _check_repeatable(self, run: FinishedRun, crashes: tuple[CrashPoint, ...], whole: FinishedRun) -> None:
+        """See that what differs does so each time.
+
+        Raises:
+            NotRepeatableError: A run with these crashes, or one without a crash, does not end as it did before.
+        """
+        for _ in range(_REPEATS):
+            for before, deaths in ((run, crashes), (whole, ())):
+                again = self._run(deaths, run.seed)
+                found = differences_of(
+                    again, before, compare=self.asked.compare, allows_interruptions=False, when="the first time"
+                )
+                if found:
+                    raise self._not_repeatable(found, again, at_its_end=True)
 
     def _check(self, run: FinishedRun) -> None:
         """Ask `check=`; what it raises says of which run, unless that becomes a story."""
@@ -257,14 +277,19 @@ class Explorer:
 
     # Errors.
 
-    def _not_repeatable(self, differences: Sequence[str], run: FinishedRun) -> NotRepeatableError:
+    def _not_repeatable(
+        self, differences: Sequence[str], run: FinishedRun, *, at_its_end: bool = False
+    ) -> NotRepeatableError:
         what = "a run up to its crash" if run.deaths else "a second one"
+        where = f"{what} differs before any crash has mattered"
+        if at_its_end:
+            where = f"the second ends otherwise{' after the same crash' if run.deaths else ''}"
         listed = "\n".join(f"  {difference}" for difference in differences)
         return NotRepeatableError(
-            f"{self.asked.name} does not do the same twice: of two runs with the same seed, {what} differs before any crash has "
-            f"mattered:\n\n{listed}\n\nTake the time from ctx.now(), ids from ctx.uuid() and chance from ctx.random(); keep "
-            "nothing in globals of other modules (modules=[...] names those to reset), and wait for nothing real. What may "
-            "differ is left out by ignore=[names of entries] or compare=[...].\n\n"
+            f"{self.asked.name} does not do the same twice: of two runs with the same seed, {where}:\n\n{listed}\n\n"
+            "Take the time from ctx.now(), ids from ctx.uuid() and chance from ctx.random(); keep nothing in globals of other "
+            "modules (modules=[...] names those to reset), and wait for nothing real. What may differ is left out by "
+            "ignore=[names of entries] or compare=[...].\n\n"
             f"{how_to_repeat(self.asked, run.only)}\n",
             only=run.only,
             differences=tuple(differences),
