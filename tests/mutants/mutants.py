@@ -59,8 +59,8 @@ GIVEN: Final = "given"
 PLACES: Final = ("namesakes", "scenarios", "rest")
 """Where mutants are looked for, in this order."""
 
-_ELSEWHERE: Final = {"reference", "mutants"}
-"""Folders of tests that are no part of the suite that is run: those need node, and these test this machinery itself."""
+_ELSEWHERE: Final = {"reference", "faults", "mutants"}
+"""Folders of tests that are no part of the suite that is run: commands of their own, and tests of this machinery itself."""
 
 _ROOMS: Final = ("workflow", "conformance", "crash", "actors", "storage")
 """In which order other rooms than that of the changed layer are looked at; what is not named here is slow, and comes last."""

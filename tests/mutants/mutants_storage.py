@@ -29,7 +29,7 @@ STORAGE_MUTANTS: Final = (
     Mutant(
         "batch-is-no-transaction",
         "the deletions of a batch are committed before its puts",
-        "S38 S39",
+        "S38 S39 S40",
         (
             _in(
                 "sqlite_namespace",
@@ -43,7 +43,7 @@ STORAGE_MUTANTS: Final = (
     Mutant(
         "alarm-outside-the-batch",
         "the alarm of a batch is written after its commit",
-        "S24 S38",
+        "S24 S38 S40",
         (
             _in(
                 "sqlite_namespace",
