@@ -44,7 +44,7 @@ LABELS: Final = {
 NOTHING: Final = {kind: [f"({name} was not there when this was written.)"] for kind, (name, _) in SOURCES.items()}
 """What stands in the place of figures that are missing."""
 
-UNCONTROLLED: Final = "the whole suite was not run without one, or not with all, when this was written"
+UNCONTROLLED: Final = "the whole suite had not passed without one, or not with all, when this was written"
 
 IN_ORDER: Final = ("namesakes", "scenarios", "rest")
 """Where `make mutants` looks for a mutant, unless a person says where."""
@@ -68,13 +68,16 @@ def read(root: Path = ROOT, *, partial: bool = False) -> dict[str, Any]:
         elif not partial:
             raise MissingFiguresError(f"{name} is not there; run `{command}`, or see what there is with --partial")
     if not partial and not _is_complete(figures["mutants"]):
-        raise MissingFiguresError("build/mutants.json is of a part of the mutants; run `make mutants ARGS=--control`")
+        raise MissingFiguresError(
+            "build/mutants.json is of a part of the mutants, or its control failed; run `make mutants ARGS=--control`"
+        )
     return figures
 
 
 def _is_complete(planted: dict[str, Any]) -> bool:
     control = planted["control"]
-    return control is not None and control["whole_suite"] and len(planted["mutants"]) == planted["known"]
+    is_sound = control is not None and control["whole_suite"] and not control["failed"]
+    return is_sound and len(planted["mutants"]) == planted["known"]
 
 
 def render(figures: dict[str, Any]) -> str:
