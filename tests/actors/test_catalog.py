@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from perdure.actors.catalog import DELAY_MAX_S, DELAY_S, NEVER, CatalogKeeper
+from perdure.actors.catalog import DELAY_MAX_S, DELAY_S, NEVER, CatalogedDriver, CatalogKeeper
 from perdure.storage import CatalogRow, MemoryStore, StorageError, decode_value, layout
 from perdure.storage.schema import SleepEntry, SleepState, decode_entry, decode_message
 from perdure.testing import run_virtual
@@ -332,6 +333,12 @@ async def goer(ctx: Context, input: None) -> Any:
     return (await ctx.queue.next("go")).body
 
 
+@workflow(name="late-goer")
+async def late_goer(ctx: Context, input: None) -> Any:
+    await trio.sleep(3 * DELAY_S)
+    return (await ctx.queue.next("go")).body
+
+
 async def test_the_rule_holds_while_the_catalog_is_read_again_beside_work(
     disk: Disk, autojump_clock: MockClock
 ) -> None:
@@ -359,3 +366,48 @@ async def test_the_rule_holds_while_the_catalog_is_read_again_beside_work(
         nursery.cancel_scope.cancel()
     assert rule.looks > 100
     assert {row.state for row in disk.rows.values()} == {"completed"}
+
+
+async def test_a_message_to_a_workflow_that_is_just_being_started_does_not_move_its_row_back(
+    disk: Disk, autojump_clock: MockClock
+) -> None:
+    """S24: it runs, and its row, which was being moved to "at once" when the message came, says so all the same."""
+    rule = Rule(disk)
+    put_rows = disk.store.put_rows
+
+    async def put_slowly(rows: Sequence[CatalogRow]) -> None:
+        if rows[0].next_wake_ms == 0:
+            await trio.sleep(DELAY_S)
+        await put_rows(rows)
+
+    async with disk.process(late_goer) as supervisor, trio.open_nursery() as nursery:
+        handle = await supervisor.spawn(late_goer, "goer-1", start_at=3600)
+        await trio.sleep(1)
+        disk.store.put_rows = put_slowly  # type: ignore[method-assign]
+        disk.store.watch = rule.watch
+        nursery.start_soon(handle.wake)
+        await trio.sleep(DELAY_S / 2)
+        nursery.start_soon(handle.message, "go", 1)
+        assert await handle.result() == 1
+        await trio.sleep(1)
+        rule.settled()
+    assert rule.looks > 3
+
+
+async def test_two_who_move_a_row_earlier_at_once_leave_it_at_the_earlier_time() -> None:
+    """S24: whichever was the last to write."""
+    store = MemoryStore()
+    await store.acquire()
+    row = CatalogRow("w-1", "goer", "sleeping", 9_000, False, 0, 0)
+    for first, second in ((0, 1_000), (1_000, 0)):
+        keeper = CatalogKeeper(store, MovableClock())
+        driver = CatalogedDriver(await store.open_driver("w-1", create=True), keeper, row)
+        async with trio.open_nursery() as nursery:
+            for wake_ms in (first, second):
+                nursery.start_soon(driver.move_earlier, wake_ms)
+        await keeper.flush()
+        found = await store.get_row("w-1")
+        assert found is not None
+        assert found.next_wake_ms == driver.row.next_wake_ms == 0
+        await driver.aclose()
+    await store.aclose()

@@ -8,6 +8,8 @@
 4. Mail that the workflow waits for is a wish to be activated at once; so is any mail of which that is not known.
 5. Moves to later are gathered and written together, `DELAY_S` after the first; a busy workflow, which would soon move
    back, mostly writes none.
+6. While a row is being moved earlier, a batch of somebody else may move it later (a message comes to a workflow that is just
+   being started): then the row that waits to be written has the earlier wake, too.
 """
 
 from __future__ import annotations
@@ -183,6 +185,7 @@ class CatalogedDriver:
         self._standing = _Standing(row.state, row.next_wake_ms, 0)
         self._is_in_doubt = False
         self._is_reindexed = False
+        self._putting = trio.Lock()
         self.row: CatalogRow = row
         self.has_written: bool = False
         self.when_sound: Callable[[], None] | None = None
@@ -216,18 +219,27 @@ class CatalogedDriver:
     async def move_earlier(self, wake_ms: int | None) -> None:
         """See that the catalog's wake is no later than this."""
         if _order(wake_ms) < _order(self.row.next_wake_ms):
-            row = replace(self.row, next_wake_ms=wake_ms, updated_at_ms=self._keeper.now_ms())
-            await self._keeper.put(row)
-            self.row = row
+            async with self._putting:
+                if _order(wake_ms) < _order(self.row.next_wake_ms):
+                    await self._put(self.row.state, wake_ms)
 
     async def note_begun(self) -> None:
         """See that the row says that the workflow has begun, before it does: limits count by that (`admission.py`)."""
-        if self.row.state == WorkflowState.PENDING.value:
-            row = replace(
-                self.row, state=WorkflowState.RUNNING.value, next_wake_ms=0, updated_at_ms=self._keeper.now_ms()
-            )
-            await self._keeper.put(row)
+        async with self._putting:
+            if self.row.state == WorkflowState.PENDING.value:
+                await self._put(WorkflowState.RUNNING.value, 0)
+
+    async def _put(self, state: str, wake_ms: int | None) -> None:
+        """Write the row now. What a batch changes of it meanwhile is written later, and no later wake with it."""
+        before = self.row
+        row = replace(before, state=state, next_wake_ms=wake_ms, updated_at_ms=self._keeper.now_ms())
+        await self._keeper.put(row)
+        if self.row is before:
             self.row = row
+        else:
+            state = state if self.row.state == before.state else self.row.state
+            self.row = replace(self.row, state=state, next_wake_ms=wake_ms)
+            self._keeper.put_later(self.row)
 
     def _move_later(self) -> None:
         standing, row = self._standing, self.row
