@@ -13,7 +13,7 @@ from typing import Any
 
 import figures as counting
 import pytest
-from mutants import MUTANTS
+from mutants import HUNG, MUTANTS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,7 +82,9 @@ def test_the_page_has_the_form_that_the_command_writes() -> None:
 
 
 def test_every_mutant_of_the_page_was_caught_by_a_test_that_there_is() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (?:`(\S+)`: (.*)|nothing yet) \|$", shown(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| .* \| (?:`(\S+)`: (.*?)(?: \(did not end\))?|nothing yet) \|$", shown(), re.MULTILINE
+    )
     assert [name for name, _, _ in rows] == [mutant.name for mutant in MUTANTS]
     missing = [
         name
@@ -117,6 +119,15 @@ def test_the_page_says_how_many_were_not_looked_for_as_the_command_does_it() -> 
     for mutant in figures["mutants"]["mutants"][:3]:
         mutant["place"] = "given"
     assert "; 3 were looked for only in tests that a person named (`--tests`)." in tool.render(figures)
+
+
+def test_a_mutant_that_made_a_test_hang_is_told_from_one_that_made_it_fail() -> None:
+    figures = sample()
+    hung, failed = figures["mutants"]["mutants"][:2]
+    hung["error"] = HUNG
+    rows = {line.split("`")[1]: line for line in tool.render(figures).splitlines() if line.startswith("| `")}
+    assert rows[hung["name"]].endswith("| `workflow/test_race.py`: a b (did not end) |")
+    assert rows[failed["name"]].endswith("| `workflow/test_race.py`: a b |")
 
 
 def test_figures_that_are_missing_or_of_a_part_name_the_command(tmp_path: Path) -> None:

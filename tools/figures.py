@@ -46,6 +46,9 @@ NOTHING: Final = {kind: [f"({name} was not there when this was written.)"] for k
 
 UNCONTROLLED: Final = "the whole suite had not passed without one, or not with all, when this was written"
 
+HUNG: Final = "it did not end"
+"""What `make mutants` says of a test that was ended as it hung."""
+
 IN_ORDER: Final = ("namesakes", "scenarios", "rest")
 """Where `make mutants` looks for a mutant, unless a person says where."""
 
@@ -135,11 +138,12 @@ def _totals(deaths: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _catcher(mutant: dict[str, Any]) -> str:
-    """A test's file and name, without the parameters, which say little to a reader."""
+    """A test's file and name, without the parameters, which say little to a reader; and whether it hung."""
     if mutant["status"] != "caught":
         return "nothing yet"
     file, _, name = mutant["caught_by"].partition("[")[0].partition("::")
-    return f"`{file.removeprefix('tests/')}`: {name.rpartition(':')[2].removeprefix('test_').replace('_', ' ')}"
+    words = name.rpartition(":")[2].removeprefix("test_").replace("_", " ")
+    return f"`{file.removeprefix('tests/')}`: {words}{' (did not end)' if mutant['error'] == HUNG else ''}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:

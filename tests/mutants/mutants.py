@@ -8,7 +8,8 @@
    a partial one the tests that caught something.
 4. A mutant that cannot be planted is an error before anything runs. One under which a test file cannot even be imported
    counts as not caught: a bug that nobody could commit proves nothing.
-5. A test that hangs has caught its mutant as well as one that fails; it is ended after `HANG_S`.
+5. A test that hangs has caught its mutant as well as one that fails; it is ended after `HANG_S`, and the page tells them apart.
+6. Whoever else ends pytest (the kernel, a person, the end of `PLACE_S`) says nothing of the mutant: it counts as not caught.
 
 The results go to build/mutants.json, in which those of other mutants stay.
 
@@ -33,6 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import pytest
 from mutant import ROOT, Mutant, StaleMutantError
 from mutants_engine import ENGINE_MUTANTS
 from mutants_host import HOST_MUTANTS
@@ -49,6 +51,18 @@ HANG_S: Final = 240
 
 PLACE_S: Final = 3600
 """How long one place is looked at, in seconds."""
+
+HUNG: Final = "it did not end"
+"""The error of a test that was ended after `HANG_S`; tools/figures.py knows it."""
+
+_EXIT_CODES: Final = frozenset((pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
+"""How pytest ends once its tests have been run; faulthandler's end of a test that hangs has the second, too."""
+
+_NO_TEST: Final = frozenset((pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED))
+"""How it ends where there is nothing to run: what it was given is wrong."""
+
+_TIMEOUT: Final = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
+"""What faulthandler writes before it ends a process."""
 
 RESULTS: Final = ROOT / "build" / "mutants.json"
 _PLANTED: Final = ROOT / "tests" / "mutants" / "planted"
@@ -76,9 +90,10 @@ class Result:
         name: The mutant.
         bug: What it is.
         breaks: The scenarios that it breaks.
-        status: Whether a test caught it; `unusable` if tests could not be imported.
-        caught_by: The first test that failed, as pytest names it, or `""`.
-        error: How it failed.
+        status: Whether a test caught it; `unusable` if tests could not be imported, or pytest was ended by something else
+            than its tests.
+        caught_by: The first test that failed or did not end, as pytest names it, or `""`.
+        error: How it failed; `HUNG` if it did not end; why it is `unusable`.
         place: Where the test was found: `namesakes`, `scenarios` or `rest`; `given` if a person said where to look.
         seconds: How long the search took.
     """
@@ -131,10 +146,14 @@ def _first_cited(path: Path, scenarios: Sequence[str]) -> int:
 
 
 def run_pytest(arguments: Sequence[str], mutant: Mutant | None, workers: int = 1) -> list[dict[str, str]]:
-    """Run tests up to the first failure, with a mutant planted in every process, or none; what `mutant_report` wrote.
+    """Run tests up to the first failure, with a mutant planted in every process, or none.
+
+    Returns:
+        What `mutant_report` wrote; and at the end a line of the kind `hung` if faulthandler ended a test, or `broken` if
+        something else ended pytest.
 
     Raises:
-        RuntimeError: pytest did not run any test.
+        RuntimeError: pytest had no test to run.
     """
     with tempfile.TemporaryDirectory(prefix="perdure-mutant-") as directory:
         report = Path(directory) / "report"
@@ -150,7 +169,8 @@ def run_pytest(arguments: Sequence[str], mutant: Mutant | None, workers: int = 1
             environment["PERDURE_MUTANT"] = mutant.order()
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "mutant_report"),
-            *("-o", f"faulthandler_timeout={HANG_S}", f"--basetemp={directory}/tests"),
+            *("-o", f"faulthandler_timeout={HANG_S}", "-o", "faulthandler_exit_on_timeout=true"),
+            f"--basetemp={directory}/tests",
             *("--ignore", "tests/mutants"),  # they test this machinery, and so may see any mutant
             *(("-n", str(workers)) if workers > 1 else ()),
             *arguments,
@@ -159,13 +179,31 @@ def run_pytest(arguments: Sequence[str], mutant: Mutant | None, workers: int = 1
             done = subprocess.run(
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PLACE_S, check=False
             )
-            output = done.stdout + done.stderr
-        except subprocess.TimeoutExpired as error:
-            output = f"it was ended after {error.timeout:g} seconds"
+            code, output = done.returncode, done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            code, output = None, ""
         lines = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
-    if not lines:
+    if not lines and (code in _EXIT_CODES or code in _NO_TEST):
         raise RuntimeError(f"no test ran:\n{output[-2000:]}")
-    return lines
+    return [*lines, *end_of(code, output)]
+
+
+def end_of(code: int | None, output: str) -> list[dict[str, str]]:
+    """What is to be said of how pytest ended: nothing, if that is the end of its tests.
+
+    Args:
+        code: Its exit code; `None` if it was ended after `PLACE_S`.
+        output: All that it wrote.
+    """
+    if code is None:
+        return [{"kind": "broken", "test": "", "error": f"pytest was ended after {PLACE_S} seconds"}]
+    if code == pytest.ExitCode.TESTS_FAILED and _TIMEOUT.search(output):
+        return [{"kind": "hung", "test": "", "error": HUNG}]
+    if code in _EXIT_CODES:
+        return []
+    said = output.strip().splitlines()
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return [{"kind": "broken", "test": "", "error": f"pytest {how}: {said[-1][:200] if said else 'it said nothing'}"}]
 
 
 def verdict(lines: Sequence[dict[str, str]]) -> tuple[Status, str, str]:
@@ -176,10 +214,15 @@ def verdict(lines: Sequence[dict[str, str]]) -> tuple[Status, str, str]:
     for line in lines:
         if line["kind"] == "failed":
             return "caught", line["test"], line["error"]
-    ended = {line["test"] for line in lines if line["kind"] == "passed"}
-    hanging = [line["test"] for line in lines if line["kind"] == "begun" and line["test"] not in ended]
-    if hanging:
-        return "caught", hanging[0], "it did not end"
+    ended = {line["test"] for line in lines if line["kind"] == "ended"}
+    under_way = next((line["test"] for line in lines if line["kind"] == "begun" and line["test"] not in ended), "")
+    for line in lines:
+        if line["kind"] == "hung":
+            return ("caught" if under_way else "unusable"), under_way, line["error"]
+        if line["kind"] == "broken":
+            return "unusable", under_way, line["error"]
+    if under_way:
+        return "unusable", under_way, "pytest ended within this test, as if all was well"
     return "survived", "", ""
 
 

@@ -12,9 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mutants
 import pytest
 from mutant import ROOT, Change, Mutant, StaleMutantError, source_of
-from mutants import MUTANTS, places, verdict
+from mutants import HUNG, MUTANTS, end_of, places, run_pytest, verdict
 
 PLANTED = ROOT / "tests" / "mutants" / "planted"
 
@@ -115,13 +116,66 @@ def test_the_tests_named_after_a_changed_module_come_first() -> None:
 
 def test_a_report_is_read_for_the_first_failure_and_for_what_did_not_end() -> None:
     begun = [{"kind": "begun", "test": name, "error": ""} for name in ("one", "two")]
-    passed = {"kind": "passed", "test": "one", "error": ""}
+    ended = {"kind": "ended", "test": "one", "error": ""}
     failed = {"kind": "failed", "test": "two", "error": "it was 2"}
     uncollected = {"kind": "uncollected", "test": "three", "error": "SyntaxError"}
-    assert verdict([*begun, passed, {**passed, "test": "two"}]) == ("survived", "", "")
-    assert verdict([*begun, passed, failed]) == ("caught", "two", "it was 2")
-    assert verdict([*begun, passed]) == ("caught", "two", "it did not end")
+    hung = {"kind": "hung", "test": "", "error": HUNG}
+    assert verdict([*begun, ended, {**ended, "test": "two"}]) == ("survived", "", "")
+    assert verdict([*begun, ended, failed]) == ("caught", "two", "it was 2")
+    assert verdict([*begun, ended, hung]) == ("caught", "two", "it did not end")
     assert verdict([*begun, failed, uncollected]) == ("unusable", "three", "SyntaxError")
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "error"),
+    [
+        (None, "", "pytest was ended after 3600 seconds"),
+        (-9, "", "pytest was killed by signal 9: it said nothing"),
+        (137, "one\nKilled\n", "pytest ended with exit code 137: Killed"),
+        (2, "Interrupted\n", "pytest ended with exit code 2: Interrupted"),
+        (2, "Timeout (0:04:00)!\nInterrupted\n", "pytest ended with exit code 2: Interrupted"),
+        (1, "", "pytest ended within this test, as if all was well"),
+        (0, "", "pytest ended within this test, as if all was well"),
+    ],
+)
+def test_pytest_that_something_else_has_ended_catches_nothing(code: int | None, output: str, error: str) -> None:
+    """A test that had begun when the machine, a person or the clock ended pytest says nothing of the mutant."""
+    begun = {"kind": "begun", "test": "one", "error": ""}
+    assert verdict([begun, *end_of(code, output)]) == ("unusable", "one", error)
+    failed = {"kind": "failed", "test": "one", "error": "it was 2"}
+    assert verdict([begun, failed, *end_of(code, output)]) == ("caught", "one", "it was 2")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        ("time.sleep(600)", "caught", HUNG),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "unusable", "pytest was killed by signal 9"),
+        ("os._exit(0)", "unusable", "pytest ended within this test"),
+        ("pass", "survived", ""),
+        ("pytest.skip('not here')", "survived", ""),
+    ],
+)
+def test_a_run_tells_a_test_that_hangs_from_an_end_of_pytest(
+    body: str, status: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "HANG_S", 1)
+    file = tmp_path / "test_some.py"
+    file.write_text(f"import os, pytest, signal, time\ndef test_it():\n    {body}\n", encoding="utf-8")
+    found, test, said = verdict(run_pytest([str(file)], None))
+    assert found == status
+    assert test.endswith("test_it" if status != "survived" else "")
+    assert said.startswith(error)
+    assert status != "survived" or not said
+
+
+def test_a_place_that_takes_too_long_is_unusable_even_before_its_first_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "PLACE_S", 1)
+    file = tmp_path / "test_some.py"
+    file.write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
+    assert verdict(run_pytest([str(file)], None)) == ("unusable", "", "pytest was ended after 1 seconds")
 
 
 def test_the_report_of_a_run_says_what_began_passed_and_failed(tmp_path: Path) -> None:
@@ -134,7 +188,9 @@ def test_the_report_of_a_run_says_what_began_passed_and_failed(tmp_path: Path) -
     assert [line.partition('"test"')[0] for line in lines] == [
         '{"kind": "begun", ',
         '{"kind": "passed", ',
+        '{"kind": "ended", ',
         '{"kind": "begun", ',
         '{"kind": "failed", ',
+        '{"kind": "ended", ',
     ]
-    assert "assert 1 == 2" in lines[-1]
+    assert "assert 1 == 2" in lines[-2]

@@ -24,6 +24,10 @@ class _Report:
         """A test begins."""
         self._write("begun", nodeid)
 
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test is over, and what it had set up is gone."""
+        self._write("ended", nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A part of a test is over."""
         if report.failed:
