@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import cycle
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from perdure.testing import (
     CrashPoint,
+    EffectKeyError,
     EffectLedger,
     EndlessRunError,
     Exploration,
@@ -29,6 +31,9 @@ from perdure.testing import (
     explore_crashes,
     explore_crashes_now,
 )
+from perdure.testing.differences import are_the_same
+from perdure.testing.ledger import Effect as OneEffect
+from perdure.testing.outline import Alike, is_same
 from perdure.testing.scenario import Scenario
 from perdure.workflow import (
     Break,
@@ -43,6 +48,7 @@ from perdure.workflow import (
     current_step,
     workflow,
 )
+from perdure.workflow.checks import is_coroutine_function
 
 bank = EffectLedger("bank")
 shop = EffectLedger("shop", repeats=["show"])
@@ -643,6 +649,34 @@ class _Array:
         return "array([1, 2])"
 
 
+@dataclass(frozen=True)
+class _Payment:
+    """As one that holds a secret: its text does not say all that counts."""
+
+    payee: str
+    cents: Any = field(repr=False)
+
+
+class _Row:
+    """As of many libraries: equal to none but itself, with a text that tells a part of what it holds."""
+
+    def __init__(self, cents: Any, mark: object = None) -> None:
+        self.cents = cents
+        self.mark = mark
+
+    def __repr__(self) -> str:
+        return "Row()"
+
+
+class _Table(_Row):
+    """As arrays are that are too long to be shown whole: neither `==` nor the text can tell."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class TestContentOfEffects:
     """What a ledger was given is compared with `==`, as it says."""
 
@@ -673,6 +707,80 @@ class TestContentOfEffects:
     async def test_what_is_like_no_other_is_named_as_the_cause(self, with_key: bool) -> None:
         with pytest.raises(NotRepeatableError, match=r"_Parcel object at 0x\w+>\] happened .*make it a dataclass\)"):
             await explore_crashes(self.paying(lambda: [_Parcel()], with_key=with_key))
+
+    async def test_a_wrong_amount_that_its_text_does_not_show_is_found(self) -> None:
+        def pay() -> None:
+            bank.record("charge", _Payment("shop", remembered.get("cents", 0)), key=current_step().idempotency_key)
+
+        error = await found(self.forgetful(pay))
+        looks_like_it = (
+            "_Payment(payee='shop') happened not at all; without a crash, once (what looks the same is not equal"
+        )
+        assert f"bank: charge {looks_like_it}" in error.differences[0]
+        assert "was in memory only" in str(error)
+
+    async def test_a_wrong_output_that_its_text_does_not_show_is_found(self) -> None:
+        async def finish(ctx: Context) -> _Payment:
+            return _Payment("shop", remembered.get("cents", 0))
+
+        error = await found(self.forgetful(finish), compare=["output"])
+        assert "(what looks the same is not equal to it" in error.differences[0]
+
+    async def test_a_key_is_not_good_for_another_amount_that_its_text_does_not_show(self) -> None:
+        bank.record("charge", _Payment("shop", 1999), key="k")
+        bank.record("charge", _Payment("shop", 1999), key="k")
+        with pytest.raises(EffectKeyError, match="what looks the same is not equal to it"):
+            bank.record("charge", _Payment("shop", 0), key="k")
+
+    def forgetful(self, then: Callable[..., Any]) -> Workflow[Any, Any]:
+        async def remember() -> None:
+            remembered["cents"] = 1999
+
+        @workflow(name="forgetful")
+        async def forgetful(ctx: Context, _: None) -> _Payment | None:
+            await ctx.step("remember", remember)
+            await ctx.sleep("a-while", 60)
+            if is_coroutine_function(then):
+                return await then(ctx)  # type: ignore[no-any-return]
+            await ctx.step("then", then)
+            return None
+
+        return forgetful
+
+    @pytest.mark.parametrize(
+        ("one", "other", "same"),
+        [
+            (_Payment("a", 5), _Payment("a", 5), True),
+            (_Payment("a", 5), _Payment("a", 6), False),
+            (_Payment("a", float("nan")), _Payment("a", float("nan")), True),
+            ([float("nan"), 1], [float("nan"), 1], True),
+            ([float("nan"), _Payment("a", 5)], [float("nan"), _Payment("a", 6)], False),
+            (_Row(5), _Row(5), True),
+            (_Row(5), _Row(6), False),
+            ([_Row("a", "a")], [_Row("a", "".join(["a"]))], True),
+            (_Row(5, threading.Lock()), _Row(5, threading.Lock()), True),
+            (_Payment("a", threading.Lock()), _Payment("a", threading.Lock()), False),
+            (_Table([5]), _Table([5]), True),
+            (_Table([5]), _Table([6]), False),
+            (_Table(len), _Table(lambda: 5), False),
+        ],
+    )
+    def test_where_equality_cannot_tell_it_is_what_it_looks_like_and_holds(
+        self, one: object, other: object, same: bool
+    ) -> None:
+        assert (is_same(one, other), Alike(one) == Alike(other)) == (same, same)
+
+    async def test_many_effects_in_another_order_are_the_same(self) -> None:
+        """And with a thousand it takes no time to see that."""
+
+        def effects(numbers: Iterable[int], cents: int = 5) -> list[OneEffect]:
+            return [OneEffect("pay", _Payment(f"{n}", cents), None, None, (), 0, 0, 0) for n in numbers]
+
+        assert are_the_same(effects(range(1000)), effects(reversed(range(1000))))
+        assert are_the_same(effects([]), [])
+        assert not are_the_same(effects([1, 2]), effects([1, 2], cents=6))
+        assert not are_the_same(effects([1, 2, 2]), effects([1, 1, 2]))
+        assert not are_the_same(effects([1, 2]), effects([1]))
 
 
 _ones: Iterator[Any] = cycle([1, 1.0, True])

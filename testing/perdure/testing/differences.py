@@ -10,15 +10,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
-from perdure.testing.ledger import EffectLedger
+from perdure.testing.ledger import Effect, EffectLedger
 from perdure.testing.outline import Alike, Line, is_same, looks, unlike_any
 from perdure.testing.scenario import FinishedRun
 from perdure.workflow import InvalidArgumentError
 
-__all__ = ["Aspect", "check_aspects", "differences_of", "was_interrupted", "with_content"]
+__all__ = ["Aspect", "are_the_same", "check_aspects", "differences_of", "was_interrupted", "with_content"]
 
 Aspect: TypeAlias = Literal["state", "output", "history", "effects"]
 """What is compared: how the workflows ended, what they returned or failed with, their histories, what happened outside."""
@@ -82,18 +82,33 @@ def _counted(run: FinishedRun, name: str) -> Counter[tuple[str, Alike]]:
     return Counter((effect.name, Alike(effect.content)) for effect in run.effects.get(name, ()))
 
 
-def _looks(run: FinishedRun, name: str) -> Counter[tuple[str, str]]:
-    return Counter((effect.name, looks(effect.content)) for effect in run.effects.get(name, ()))
-
-
 def _ledgers(
     run: FinishedRun, whole: FinishedRun
 ) -> Iterator[tuple[EffectLedger, Counter[tuple[str, Alike]], Counter[tuple[str, Alike]]]]:
-    """The ledgers in which not all looks alike, with what they hold: to compare each content with each takes its time."""
+    """The ledgers in which not the same happened as often, with what they hold."""
     by_name = {ledger.name: ledger for ledger in (*whole.ledgers, *run.ledgers)}
     for name, ledger in by_name.items():
-        if _looks(run, name) != _looks(whole, name):
+        if not are_the_same(run.effects.get(name, ()), whole.effects.get(name, ())):
             yield ledger, _counted(run, name), _counted(whole, name)
+
+
+def are_the_same(here: Sequence[Effect], there: Sequence[Effect]) -> bool:
+    """Whether the same happened as often; `False` also where that would take to compare each content with each."""
+    if len(here) != len(there):
+        return False
+    if all(
+        one.name == other.name and is_same(one.content, other.content) for one, other in zip(here, there, strict=True)
+    ):
+        return True
+    first: dict[tuple[str, str], Effect] = {}
+    counts = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
+    for effects, count in zip((here, there), counts, strict=True):
+        for effect in effects:
+            looked = (effect.name, looks(effect.content))
+            if not is_same(first.setdefault(looked, effect).content, effect.content):
+                return False
+            count[looked] += 1
+    return counts[0] == counts[1]
 
 
 def _effects(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
@@ -103,7 +118,7 @@ def _effects(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
             now, before = here[name, content], there[name, content]
             is_fine = bool(now) == bool(before) if ledger.may_repeat(name) else now == before
             if not is_fine:
-                yield _happened(ledger, name, content, now, before, contents, when)
+                yield _happened(ledger, name, content, now, before, contents, when, there if now else here)
 
 
 def _more_effects(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
@@ -111,7 +126,7 @@ def _more_effects(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[s
     for ledger, here, there in _ledgers(run, whole):
         for (name, content), before in there.items():
             if here[name, content] > before and not ledger.may_repeat(name):
-                yield _happened(ledger, name, content, here[name, content], before, contents, when)
+                yield _happened(ledger, name, content, here[name, content], before, contents, when, there)
 
 
 def _happened(
@@ -122,9 +137,10 @@ def _happened(
     before: int,
     contents: Collection[tuple[str, str]],
     when: str,
+    others: Iterable[tuple[str, Alike]],
 ) -> str:
     what = f"{name} {looks(content.value)}" if (ledger.name, name) in contents else name
-    unlike = unlike_any(content.value)
+    unlike = unlike_any(content.value, (each.value for other, each in others if other == name))
     return f"{ledger.name}: {what} happened {_times(now)}; {when}, {_times(before)}{f' ({unlike})' if unlike else ''}"
 
 
@@ -146,7 +162,7 @@ def _endings(run: FinishedRun, whole: FinishedRun, compare: Collection[Aspect], 
         is_other_state = (here.state, here.fault) != (there.state, there.fault)
         is_other_output = here.error != there.error or not is_same(here.output, there.output)
         if (is_other_state and "state" in compare) or (not is_other_state and is_other_output and "output" in compare):
-            yield f"{name} ended as {here}; {when}, as {there}"
+            yield f"{name} ended as {here}; {when}, as {there}{_seem_alike(here.output, there.output)}"
 
 
 def _histories(run: FinishedRun, whole: FinishedRun, when: str) -> Iterator[str]:
@@ -168,7 +184,13 @@ def _lines(here: Sequence[Line], there: Sequence[Line], when: str) -> Iterator[s
         elif other is None:
             yield f"holds {one}, which is not there {when}"
         elif one.kind != other.kind or not is_same(one.says, other.says):
-            yield f"holds {one}; {when}, {other}"
+            yield f"holds {one}; {when}, {other}{_seem_alike(one.says, other.says)}"
+
+
+def _seem_alike(one: object, other: object) -> str:
+    """What to say besides of two values, where their texts do not show that they are not the same."""
+    unlike = unlike_any(one, [other])
+    return f" ({unlike})" if unlike else ""
 
 
 def check_aspects(compare: Collection[str]) -> tuple[Aspect, ...]:

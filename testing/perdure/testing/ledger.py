@@ -160,8 +160,8 @@ class EffectLedger:
 
         Args:
             name: What happens, such as `"charge"`.
-            content: To what, or how much; compared with `==` (what is not equal to itself, by how it looks), and shown in
-                reports.
+            content: To what, or how much; compared with `==` (where that cannot tell, as of a NaN or an array, by how it looks
+                and what it holds), and shown in reports.
             key: An idempotency key, such as `current_step().idempotency_key`; its text counts. `None`: every call is an effect.
             returns: What the service answers.
 
@@ -284,7 +284,9 @@ class EffectLedger:
         if key is not None and (number := world.by_key.get(key)) is not None:
             effect = world.effects[number]
             if effect.name != name or not is_same(effect.content, content):
-                advice = unlike_any(content) or f"use one key for one effect, such as f'{{key}}-{name}'"
+                advice = (
+                    unlike_any(content, [effect.content]) or f"use one key for one effect, such as f'{{key}}-{name}'"
+                )
                 raise EffectKeyError(
                     f"{self.name} was asked for {name} {shown(content)} with the key of {effect.name} "
                     f"{shown(effect.content)}; {advice}",

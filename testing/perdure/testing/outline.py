@@ -2,14 +2,20 @@
 
 1. Left out: ids and times; how many attempts there were and why they failed, as a crash can take one; what became of a race's
    losers; and what `ctx.now` recorded.
-2. What is left is compared with `==`, and shown as it is. What is not equal to itself, such as a NaN, is what it looks like.
+2. What is left is compared with `==`, and shown as it is. Where `==` cannot tell, as of a NaN, an array, or objects of a class
+   that says nothing of it, two values are the same that look alike and hold the same.
+
+Rejected: to take for the same what looks alike. A field that a class leaves out of its text may hold the wrong amount.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any, Final, cast
 
 from perdure.storage.schema import EntryStatus
@@ -63,11 +69,40 @@ class Alike:
 
 
 def is_same(one: object, other: object) -> bool:
-    """Whether two values are equal, or look so."""
+    """Whether two values are equal; or, where `==` cannot tell, look alike and hold the same."""
     try:
-        return bool(one == other) or looks(one) == looks(other)
+        if one == other:
+            return True
+        can_tell = type(one).__eq__ is not object.__eq__
     except Exception:  # arrays have no truth
-        return looks(one) == looks(other)
+        can_tell = False
+    return looks(one) == looks(other) and _hold_the_same(one, other, unless_known=not can_tell)
+
+
+def _hold_the_same(one: object, other: object, *, unless_known: bool) -> bool:
+    """Whether all that is in two values is the same, bit by bit; `unless_known` where that cannot be had."""
+    try:
+        return _held(one) == _held(other)
+    except Exception:  # a lock, say
+        return unless_known
+
+
+def _held(value: object) -> bytes:
+    held = io.BytesIO()
+    _Pickler(held).dump(value)
+    return held.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes down what a value holds, to be compared and never to be read again."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.fast = True  # what is there twice is written twice: whether it is one object or two says nothing
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Classes and functions are themselves, wherever they were made."""
+        return id(obj) if isinstance(obj, type | FunctionType | ModuleType) else None
 
 
 def looks(value: object) -> str:
@@ -78,11 +113,21 @@ def looks(value: object) -> str:
         return f"<{type(value).__name__} at {id(value):#x}, whose repr raised {type(error).__name__}>"
 
 
-def unlike_any(value: object) -> str | None:
-    """What to do about a value that may be like no other, as all that its text says is where it is in memory; or `None`."""
-    if _ADDRESS.search(looks(value)) is None:
-        return None
-    return "if no other object is equal to it, record what it holds, such as its id, or make it a dataclass"
+def unlike_any(value: object, others: Iterable[object] = ()) -> str | None:
+    """What to do about a value that may be like no other, which its text does not show; or `None`.
+
+    Args:
+        value: The value.
+        others: What it is not the same as, though it may look so.
+    """
+    text = looks(value)
+    if _ADDRESS.search(text) is not None:
+        return "if no other object is equal to it, record what it holds, such as its id, or make it a dataclass"
+    if any(looks(other) == text and not is_same(other, value) for other in others):
+        return (
+            "what looks the same is not equal to it: let its repr show all that counts, and its == ask for nothing else"
+        )
+    return None
 
 
 def shown(value: Any) -> str:
