@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from perdure.storage import MemoryDriver
+from perdure.actors import Supervisor
+from perdure.storage import Batch, MemoryDriver, StorageError, ValueTooLargeError
 from perdure.testing import (
     CrashPoint,
     FaultyDriver,
@@ -112,6 +114,73 @@ def test_a_process_that_dies_at_any_write_is_followed_by_one_that_ends_alike(mak
             assert after.value == 2
             explored += 1
     assert explored == 2 * len(whole.writes) >= 12
+
+
+async def _eight(supervisor: Supervisor) -> int:
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(supervisor.spawn, sleeper, f"w-{number}", number)
+    return sum([await (await supervisor.get(f"w-{number}")).result() for number in range(8)])
+
+
+def test_writes_side_by_side_have_a_number_each_and_each_can_have_its_turn(
+    make_disk: Callable[[], SimulatedDisk],
+) -> None:
+    """S39: also where a store lets other writes begin before one is done, a planned death or fault comes, and once only."""
+    whole = Simulation([sleeper], disk=make_disk()).run(_eight)
+    assert whole.value == 36
+    assert sorted(point.number for point in whole.writes) == list(range(len(whole.writes)))
+    for number in range(12):
+        for when in ("before", "after"):
+            simulation = Simulation([sleeper], disk=make_disk())
+            died = simulation.run(_eight, crash_at=CrashPoint(number, when))
+            point = simulation.disk.gate.died_at
+            assert died.has_crashed, (number, when)
+            assert point is not None
+            assert (point.number, point in died.writes) == (number, when == "after")
+    refused = Simulation([sleeper], disk=make_disk())
+    told: list[str] = []
+
+    async def spawn_again(supervisor: Supervisor) -> int:
+        while len(await supervisor.list()) < 8:
+            try:
+                await _eight(supervisor)
+            except* StorageError as group:
+                told.extend(str(error) for error in group.exceptions)
+        return await _eight(supervisor)
+
+    assert refused.run(spawn_again, faults=dict.fromkeys(range(8), "io")).value == 36
+    assert len(told) == 8
+
+
+def test_what_a_dying_process_was_still_making_is_none_of_its_writes(tmp_path: Path) -> None:
+    """S39: the history of a disk says what the next process finds, and no write that came to its end after the death."""
+    for number in range(0, 12, 3):
+        disk = SimulatedDisk(tmp_path / f"disk-{number}")
+        Simulation([sleeper], disk=disk).run(_eight, crash_at=CrashPoint(number, "after"))
+        made = [point for point in disk.history if point.kind == "create"]
+        assert disk.path is not None
+        assert len(list((disk.path / "workflows").glob("*.sqlite"))) == len(made), number
+
+
+class _Hesitant(MemoryDriver):
+    """Leaves every batch to be waited for."""
+
+    def batch_nowait(self, batch: Batch) -> bool:
+        return False
+
+
+async def test_a_write_that_could_not_be_made_gives_its_number_to_the_next() -> None:
+    """S39: numbers are those of writes; what the inner driver refuses, or leaves to be waited for, is none."""
+    driver = FaultyDriver(_Hesitant(value_bytes_max=4), crash_at=CrashPoint(1, "after"))
+    small, large = Batch(puts=[(b"a", b"1")]), Batch(puts=[(b"a", b"12345")])
+    with pytest.raises(ValueTooLargeError):
+        await driver.batch(large)
+    assert not driver.batch_nowait(small)
+    await driver.batch(small)
+    with pytest.raises(SimulatedCrash):
+        await driver.batch(small)
+    assert [point.number for point in driver.writes] == [0, 1]
 
 
 async def test_a_crash_ends_the_block_and_lets_nothing_of_it_reach_the_disk(autojump_clock: MockClock) -> None:

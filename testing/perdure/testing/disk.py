@@ -229,7 +229,8 @@ class SimulatedStore:
         else:
             await self.gate.pause()
             point, is_told_otherwise = self._begin("create", workflow_id)
-            driver = await self.inner.open_driver(workflow_id, create=True)
+            with self.gate.making(point):
+                driver = await self.inner.open_driver(workflow_id, create=True)
             try:
                 self._end(point, is_told_otherwise=is_told_otherwise)
             except (StorageError, SimulatedCrash):
@@ -249,7 +250,8 @@ class SimulatedStore:
         """See `Store.put_rows`; one write."""
         await self.gate.pause()
         point, is_told_otherwise = self._begin("rows", rows[0].workflow_id if len(rows) == 1 else "")
-        await self.inner.put_rows(rows)
+        with self.gate.making(point):
+            await self.inner.put_rows(rows)
         self._end(point, is_told_otherwise=is_told_otherwise)
 
     async def get_row(self, workflow_id: str) -> CatalogRow | None:
@@ -336,7 +338,8 @@ class SimulatedStore:
         """See `Store.delete`; one write."""
         await self.gate.pause()
         point, is_told_otherwise = self._begin("delete", workflow_id)
-        await self.inner.delete(workflow_id)
+        with self.gate.making(point):
+            await self.inner.delete(workflow_id)
         self._end(point, is_told_otherwise=is_told_otherwise)
 
     async def backup(self, workflow_id: str, target: str | os.PathLike[str]) -> None:
@@ -353,7 +356,8 @@ class SimulatedStore:
         """See `Store.reindex`; one write."""
         await self.gate.pause()
         point, is_told_otherwise = self._begin("rows")
-        changed = await self.inner.reindex()
+        with self.gate.making(point):
+            changed = await self.inner.reindex()
         self._end(point, is_told_otherwise=is_told_otherwise)
         return changed
 

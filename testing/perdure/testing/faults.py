@@ -1,7 +1,8 @@
 """What can go wrong when a process writes: it dies, the disk refuses, the outcome is unknown, it takes long.
 
-1. All writes of one process go through one `WriteGate`, which numbers them, from 0. What is to go wrong is said by number, so a
-   run can be repeated exactly, and every write can have its turn.
+1. All writes of one process go through one `WriteGate`, which numbers them, from 0, in the order in which they begin: on real
+   files others may begin before one is done. What is to go wrong is said by number, so a run can be repeated exactly, and every
+   write can have its turn. A write that could not be made gives its number to the next one.
 2. A process that died is dead: nothing that still unwinds in it, `finally` blocks included, reaches a byte or reads one.
 3. A fault is what the engine would be told by a real driver: `BatchRefusedError` when nothing was written,
    `CommitUnknownError` when nobody can know, which closes the driver.
@@ -10,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, Literal, NoReturn, TypeAlias, cast, get_args
@@ -143,7 +145,8 @@ class WriteGate:
         life: Which process of the disk this is.
 
     Attributes:
-        writes: What was written, in order.
+        writes: What was written, in the order in which it was done.
+        begun: How many writes have begun, which is the number of the next one.
         effects: How much happened outside.
         is_dead: Whether the process has died.
         died_at: At which write it died, if at one: what was or would have been written.
@@ -158,6 +161,7 @@ class WriteGate:
     def __init__(self, life: int = 0) -> None:
         self.life = life
         self.writes: list[WritePoint] = []
+        self.begun: int = 0
         self.is_dead: bool = False
         self.died_at: WritePoint | None = None
         self.crash_at: CrashPoint | None = None
@@ -212,13 +216,14 @@ class WriteGate:
             SimulatedCrash: The process is dead, or died here.
         """
         self.check()
-        point = WritePoint(self.life, len(self.writes), kind, workflow_id, batch)
+        point = WritePoint(self.life, self.begun, kind, workflow_id, batch)
         if self.crash_at == CrashPoint(point.number, "before") or self._would_record(point):
             self.died_at = point
             self.crash()
         if self.on_write is not None:
             self.on_write(point, "before")
             self.check()
+        self.begun += 1
         fault = self.faults.get(point.number)
         if fault in ("refused", "full", "io"):
             self.writes.append(point)  # it has its number, though nothing came of it
@@ -231,12 +236,28 @@ class WriteGate:
         (workflow_id,) = self._unrecorded
         return workflow_id is None or (point.kind == "batch" and point.workflow_id == workflow_id)
 
+    def withdraw(self, point: WritePoint) -> None:
+        """A write that had begun is not made; the next one has its number, if no other has begun meanwhile."""
+        if self.begun == point.number + 1:
+            self.begun = point.number
+
+    @contextmanager
+    def making(self, point: WritePoint) -> Generator[None]:
+        """What fails inside withdraws this write."""
+        try:
+            yield
+        except BaseException:
+            self.withdraw(point)
+            raise
+
     def end(self, point: WritePoint) -> None:
         """A write is durable.
 
         Raises:
-            SimulatedCrash: The process died right after it, before anybody was told.
+            SimulatedCrash: The process died right after it, before anybody was told; or while it was made, and then what was
+                made came too late for the disk that the next process finds.
         """
+        self.check()
         self.writes.append(point)
         if self.on_write is not None:
             self.on_write(point, "after")
@@ -345,7 +366,8 @@ class FaultyDriver(SingleWrites):
         await gate.pause()
         point, fault = gate.begin(self._kind, self._workflow_id, batch)
         if fault is None:
-            await self.inner.batch(batch)
+            with gate.making(point):
+                await self.inner.batch(batch)
             gate.end(point)
         else:
             await self._fail(fault, point, batch)
@@ -353,13 +375,16 @@ class FaultyDriver(SingleWrites):
     def batch_nowait(self, batch: Batch) -> bool:
         """See `NowaitDriver.batch_nowait`; refers to `batch` where the inner driver does, or a fault is due."""
         gate, inner_nowait = self.gate, nowait_batch(self.inner)
-        if inner_nowait is None or gate.delay_s or len(gate.writes) in gate.faults:
+        if inner_nowait is None or gate.delay_s or gate.begun in gate.faults:
             return False
         point, _ = gate.begin(self._kind, self._workflow_id, batch)
-        if not inner_nowait(batch):
-            return False
-        gate.end(point)
-        return True
+        with gate.making(point):
+            is_written = inner_nowait(batch)
+        if is_written:
+            gate.end(point)
+        else:
+            gate.withdraw(point)  # it comes again, as `batch`
+        return is_written
 
     async def _fail(self, fault: Fault, point: WritePoint, batch: Batch) -> NoReturn:
         match fault:
@@ -367,7 +392,8 @@ class FaultyDriver(SingleWrites):
                 raise BatchRefusedError(f"simulated: {_REASONS[fault]}; nothing was written")
             case "lost" | "applied":
                 if fault == "applied":
-                    await self.inner.batch(batch)
+                    with self.gate.making(point):
+                        await self.inner.batch(batch)
                 self.gate.end(point)
                 await self.inner.aclose()
                 raise CommitUnknownError(f"simulated: {_REASONS[fault]}")

@@ -28,7 +28,7 @@ from perdure.actors import Supervisor, WorkflowInfo, WorkflowLike
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.extras import missing_extra
-from perdure.testing.faults import WritePoint
+from perdure.testing.faults import CrashPoint, WritePoint
 from perdure.testing.simulation import Incarnation, Simulation, list_all
 from perdure.testing.strategies import ProcessPlan, process_plans
 from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, WorkflowState
@@ -158,7 +158,7 @@ class WorkflowMachine(RuleBasedStateMachine):
         except BaseException as error:
             note(_story(life, name, self.disk.gate.writes, f"ended with {type(error).__name__}: {error}"))
             raise
-        how = f"died {_place(plan, lived.writes)}" if lived.has_crashed else "ended"
+        how = f"died {_place(plan, self.disk.gate.died_at, lived.writes)}" if lived.has_crashed else "ended"
         note(_story(life, name, lived.writes, how))
         return lived
 
@@ -215,15 +215,14 @@ def _due_s(info: WorkflowInfo) -> float:
     return 0.0 if info.next_wake is None else info.next_wake
 
 
-def _place(plan: ProcessPlan, writes: Sequence[WritePoint]) -> str:
-    at = plan.crash_at
-    if at is not None and at.when == "after" and len(writes) == at.write + 1:
-        return f"after write {at.write}, {_what(writes[-1])}"
-    if at is not None and at.when == "before" and len(writes) == at.write:
-        return f"before write {at.write}"
-    if plan.crash_after_effect is not None:
-        return f"before write {len(writes)}, with its effect {plan.crash_after_effect} not recorded"
-    return "of itself"
+def _place(plan: ProcessPlan, died_at: WritePoint | None, writes: Sequence[WritePoint]) -> str:
+    if died_at is None:
+        return "of itself"
+    if died_at in writes:
+        return f"after write {died_at.number}, {_what(died_at)}"
+    if plan.crash_at == CrashPoint(died_at.number, "before"):
+        return f"before write {died_at.number}"
+    return f"before write {died_at.number}, with its effect {plan.crash_after_effect} not recorded"
 
 
 def _what(point: WritePoint) -> str:

@@ -48,7 +48,6 @@ class Picture:
         namespaces: The pairs of each workflow.
         is_new: Whether the process that runs has begun new history.
         dies_at: At which write of a kind the process is to die; see `LifePlan`.
-        last: What the write that was begun last was about: a primitive, or something else.
     """
 
     def __init__(self, world: World, disk: SimulatedDisk) -> None:
@@ -56,19 +55,17 @@ class Picture:
         self.disk = disk
         self.namespaces: dict[str, dict[bytes, bytes]] = {}
         self.is_new = False
-        self.last = "nothing"
         self.dies_at: tuple[str, int, When] | None = None
 
     def watch(self, point: WritePoint, when: str) -> None:
         """A write begins or is done; for `WriteGate.on_write`."""
         if when == "before":
-            self.last = about(point)
             self._die_if_told(point)
             return
         if self.disk.gate.faults.get(point.number) == "lost":
             self.world.note(f"write {point.number} of {point.workflow_id or 'all'} is lost")
             return
-        self.world.note(f"write {point.number}: {point.workflow_id or 'all'}, {self.last}")
+        self.world.note(f"write {point.number}: {point.workflow_id or 'all'}, {about(point)}")
         match point.kind:
             case "batch":
                 assert point.batch is not None, "it is a batch"
@@ -84,7 +81,7 @@ class Picture:
         if self.dies_at is None:
             return
         kind, count, when = self.dies_at
-        if kind not in self.last.split("+"):
+        if kind not in about(point).split("+"):
             return
         if count:
             self.dies_at = kind, count - 1, when

@@ -144,7 +144,7 @@ class _Run:
         self.figures.incarnations += 1
         self.figures.writes += len(gate.writes)
         for fault_at, fault in gate.faults.items():
-            if fault_at < len(gate.writes):
+            if fault_at < gate.begun:
                 self.figures.faults[fault] += 1
         world.note("the process died" if gate.is_dead else "the process left")
         if picture.is_new and gate.died_at is not None and gate.crash_at is not None:
