@@ -53,6 +53,13 @@ async def order(ctx: Context, input: Any) -> Any:
     return {"paid": paid, "tracking": message.body}
 
 
+@workflow(name="ceaseless")
+async def ceaseless(ctx: Context, steps: int) -> int:
+    for number in range(steps):
+        await ctx.step(f"step-{number}", charge, "nothing")
+    return steps
+
+
 @workflow(name="order")
 async def diverged(ctx: Context, input: Any) -> Any:
     await ctx.sleep("charge", 1)
@@ -120,6 +127,20 @@ class TestLooking:
             assert effects == []
             assert set(supervisor.troubles()) == ({"o-1"} if what == "faulted" else set())
             assert (len(disk.store.opens) == 0) == (what == "live"), "a live workflow is not opened again"
+
+    async def test_a_workflow_that_records_without_a_pause_can_be_looked_at(
+        self, disk: Disk, autojump_clock: MockClock
+    ) -> None:
+        """It is not waited for until it rests."""
+        async with disk.process(ceaseless) as supervisor:
+            handle = await supervisor.spawn(ceaseless, "c-1", 2000)
+            while not await handle.history():
+                await trio.lowlevel.checkpoint()
+            for look in (handle.history, handle.get_output, handle.get_error, handle.children):
+                await look()
+                assert await handle.get_state() is WorkflowState.RUNNING
+            assert len(await handle.history()) < 2000
+            assert await handle.result() == 2000
 
     async def test_an_id_that_was_taken_away_is_not_found(self, disk: Disk, autojump_clock: MockClock) -> None:
         async with standing(disk, "dormant") as (_, handle):

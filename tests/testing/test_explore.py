@@ -503,6 +503,17 @@ class TestWhatCannotBeExplored:
             await explore_crashes(order, 5)
         assert caught.value.only == "no crash@seed0"
 
+    async def test_a_workflow_that_records_for_ever_without_a_pause(self) -> None:
+        @workflow
+        async def ceaseless(ctx: Context, _: None) -> None:
+            number = 0
+            while True:
+                await ctx.step(f"step-{number}", trio.lowlevel.checkpoint)
+                number += 1
+
+        with pytest.raises(EndlessRunError, match="it has made 30 writes and goes on"):
+            await explore_crashes(ceaseless, writes_max=30)
+
     async def test_a_workflow_that_goes_on_for_ever(self) -> None:
         async def again(ctx: Context, _: None) -> None:
             await ctx.sleep("tick", 1)

@@ -56,6 +56,11 @@ class TroubledDriver(CrashingDriver):
         assert self._waiting is not None, "no batch is being written"
         assert not self._waiting.is_set(), "no batch is being written"
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a batch waits to be let through."""
+        return self._waiting is not None and not self._waiting.is_set()
+
     def let_through(self) -> None:
         assert self._waiting is not None, "no batch is being written"
         self._waiting.set()
@@ -141,6 +146,65 @@ async def test_those_who_ask_while_a_batch_is_being_written_share_the_next_one(d
         driver.let_through()
     assert len(driver.batches) == committer.commits == 2
     assert len(returned) == 100
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize("lanes", [1, 3])
+async def test_who_waits_for_nothing_to_be_pending_is_served_before_those_who_record_without_a_pause(
+    driver: TroubledDriver, lanes: int, is_slow: bool
+) -> None:
+    """Nothing is pending when it returns, nor until others have their turn; and they go on after that."""
+    driver.is_slow = is_slow
+    history = History("w")
+    committer = Committer(driver, history.pending, is_alone=lanes == 1)
+    done = [0] * lanes
+    looked: list[int] = []
+
+    async def lane(own: int) -> None:
+        for number in range(60):
+            record(history, f"{own}-{number}")
+            if not committer.commit_nowait():
+                await committer.commit()
+            done[own] += 1
+
+    async def look() -> None:
+        await committer.settle()
+        assert committer.is_clean
+        assert sleeps(await reloaded(driver)) == sleeps(history)
+        looked.append(sum(done))
+
+    async def let_all_through() -> None:
+        while sum(done) < 60 * lanes or len(looked) < 2:
+            await wait_all_tasks_blocked()
+            if driver.is_writing:
+                driver.let_through()
+
+    async with trio.open_nursery() as nursery:
+        if is_slow:
+            nursery.start_soon(let_all_through)
+        for own in range(lanes):
+            nursery.start_soon(lane, own)
+        nursery.start_soon(look)
+        nursery.start_soon(look)
+    assert done == [60] * lanes
+    assert len(looked) == 2
+    assert max(looked) < 60 * lanes, "they were served before all was recorded"
+
+
+async def test_who_gives_up_waiting_for_nothing_to_be_pending_holds_nobody_back(driver: TroubledDriver) -> None:
+    history = History("w")
+    committer = Committer(driver, history.pending)
+    driver.is_slow = True
+    record(history, "a")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(committer.settle)
+        await driver.until_writing()
+        nursery.cancel_scope.cancel()
+        driver.let_through()
+    driver.is_slow = False
+    record(history, "b")
+    await committer.commit()
+    assert committer.is_clean
 
 
 async def test_nothing_to_write_writes_nothing(driver: TroubledDriver) -> None:

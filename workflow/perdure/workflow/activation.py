@@ -333,8 +333,13 @@ class Activation:
 
     async def commit_from_outside(self) -> None:
         """The same for callers outside of the workflow, who get the storage's error."""
-        try:
+        with self._telling_storage_errors():
             await self._committer.commit()
+
+    @contextmanager
+    def _telling_storage_errors(self) -> Generator[None, None, None]:
+        try:
+            yield
         except Exception as error:
             self.close(Closing.STORAGE, error)
             raise
@@ -346,8 +351,8 @@ class Activation:
             StorageError: It cannot be made durable; what is stored has to be read again.
         """
         self._record_late_park()
-        while not self._committer.is_clean:
-            await self.commit_from_outside()
+        with self._telling_storage_errors():
+            await self._committer.settle()
 
     # Closing.
 

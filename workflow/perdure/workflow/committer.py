@@ -3,7 +3,9 @@
 1. `commit` returns once everything that was pending at the call is durable. Callers that ask while a batch is being
    written share the next one, so branches that finish together cost one commit.
 2. A commit is shielded from cancellation: the record of work that was done is not lost to an eviction.
-3. A batch that was refused goes back to pending. Any other failure means unknown: the committer is broken for good, every
+3. Who reads what is recorded and tells it to the outside waits until nothing of it is pending (`settle`). Whoever has committed
+   meanwhile goes on only after that: a workflow that records without a pause would else never be seen at rest.
+4. A batch that was refused goes back to pending. Any other failure means unknown: the committer is broken for good, every
    waiter gets that error, and the activation has to end and read again.
 """
 
@@ -50,6 +52,8 @@ class Committer:
         if watch is not None and self._batch_nowait is not None:
             self._batch_nowait = watch.watched(self._batch_nowait)
         self._writing: trio.Event | None = None
+        self._settled: trio.Event | None = None
+        self._settlers = 0
         self.durable_version: int = pending.version
         self.commits: int = 0
         self.broken: BaseException | None = None
@@ -69,7 +73,7 @@ class Committer:
         version = self._pending.version
         if self.durable_version >= version:
             return True
-        return self.is_alone and self._declined_version != version and self._write_nowait()
+        return self.is_alone and self._settled is None and self._declined_version != version and self._write_nowait()
 
     async def commit(self) -> None:
         """Return once everything recorded before the call is durable.
@@ -80,9 +84,32 @@ class Committer:
             BatchRefusedError: Nothing was written; everything is pending still.
             StorageError: Whether it was written is unknown.
         """
-        target = self._pending.version
         if self.commit_nowait():
             return
+        await self._commit()
+        if self._settled is not None:
+            with trio.CancelScope(shield=True):
+                await self._settled.wait()
+
+    async def settle(self) -> None:
+        """Return once nothing is pending; until the caller gives others a turn, `pending` stays so. Raises as `commit` does.
+
+        Cancellation does not interrupt a batch that is being written.
+        """
+        if self._settled is None:
+            self._settled = trio.Event()
+        self._settlers += 1
+        try:
+            while not self.is_clean:
+                await self._commit()
+        finally:
+            self._settlers -= 1
+            if not self._settlers:
+                self._settled.set()
+                self._settled = None
+
+    async def _commit(self) -> None:
+        target = self._pending.version
         while self.durable_version < target:
             if self.broken is not None:
                 raise self.broken
