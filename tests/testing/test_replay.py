@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import trio
@@ -200,13 +201,22 @@ def test_a_later_time_shows_the_code_behind_the_timeout() -> None:
     assert late.has_ended
     assert late.error is not None
     assert late.error.name == "QueueTimeoutError"
+    assert assert_replayable(order, history, at=datetime.fromtimestamp(1_700_003_601, UTC)) == late
+    assert get_type_hints(assert_replayable)["at"] == float | datetime | None
 
 
-@pytest.mark.parametrize("at", [99, 3600.0])
-def test_a_time_before_the_recording_is_refused(at: float) -> None:
-    """Seconds since the recording, most likely."""
+@pytest.mark.parametrize("at", [99, 3600.0, datetime(2023, 11, 14, tzinfo=UTC)])
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_time_before_the_recording_is_refused(at: float | datetime, is_file: bool, tmp_path: Path) -> None:
+    """Seconds since the recording, most likely. A file of `record_history` says when that was, too."""
+    history = recorded(order)
+    history.save(tmp_path / "a.json")
     with pytest.raises(InvalidArgumentError, match=r"seconds since the epoch: an hour later is at=1\d{9}"):
-        assert_replayable(order, recorded(order), at=at)
+        assert_replayable(order, tmp_path / "a.json" if is_file else history, at=at)
+
+
+def test_pairs_are_replayed_at_any_time_as_they_do_not_say_when_they_were_recorded() -> None:
+    assert assert_replayable(order, recorded(order).pairs, at=99).waits_for == ("shipped",)
 
 
 def test_what_is_not_recorded_is_not_called_unless_asked() -> None:
@@ -466,7 +476,9 @@ def test_encrypted_histories_stay_so_and_are_replayed_with_their_codec(kind: str
         inner: Any = MemoryDriver() if kind == "memory" else await SqliteDriver.open(tmp_path / "w.sqlite", create=True)
         try:
             await stored(order, driver=CodedDriver(inner, XorCodec(), "w"))
-            return await record_history(inner, tmp_path / "coded.json", workflow_id="w")
+            return await record_history(
+                inner, tmp_path / "coded.json", workflow_id="w", clock=TrioClock(1_700_000_000_000)
+            )
         finally:
             await inner.aclose()
 
@@ -475,7 +487,7 @@ def test_encrypted_histories_stay_so_and_are_replayed_with_their_codec(kind: str
     text = (tmp_path / "coded.json").read_text()
     assert "pay-1" not in text
     assert b"pay-1".hex() not in text
-    assert assert_replayable(order, tmp_path / "coded.json", codec=XorCodec(), at=1.7e9).waits_for == ("shipped",)
+    assert assert_replayable(order, tmp_path / "coded.json", codec=XorCodec()).waits_for == ("shipped",)
     assert calls == []
     with pytest.raises(Exception, match="codec"):
         assert_replayable(order, tmp_path / "coded.json")

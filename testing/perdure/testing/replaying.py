@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -95,7 +96,7 @@ def assert_replayable(
     *,
     codec: ValueCodec | None = None,
     workflows: Iterable[Workflow[Any, Any] | Callable[[Context, Any], Awaitable[Any]]] = (),
-    at: float | None = None,
+    at: float | datetime | None = None,
     run_new_steps: bool = False,
 ) -> Replay:
     """See that a workflow of which this was recorded can go on with the code of today. Calls no step.
@@ -111,8 +112,8 @@ def assert_replayable(
             directory that no process has; or all pairs of a namespace.
         codec: What the values were encoded with.
         workflows: Those that it calls by their names.
-        at: At which time it is to be, in seconds since the epoch; `None`: when it was recorded. Later, timeouts and sleeps that
-            were pending are over, and the code behind them is looked at too.
+        at: At which time it is to be, in seconds since the epoch or as a `datetime` with a timezone; `None`: when it was
+            recorded. Later, timeouts and sleeps that were pending are over, and the code behind them is looked at too.
         run_new_steps: Whether steps that are not recorded are run. Give the workflow functions that do no harm then.
 
     Returns:
@@ -122,7 +123,7 @@ def assert_replayable(
         NotReplayableError: It cannot go on, and its instances would stop; the text says where, and what to write.
         HistoryFileError: The file is not there, or no recorded history.
         InvalidArgumentError: Something else was given; or the history is one of another workflow; or `at` is before the moment
-            that a `RecordedHistory` bears.
+            of the recording, which what `record_history` made bears.
         DecodeError: What is recorded is damaged.
     """
     definition = definition_of(workflow)
@@ -130,16 +131,16 @@ def assert_replayable(
     called = {each.name: each for each in map(definition_of, workflows)}
 
     async def replay() -> Replay:
-        recorded, source = await _recorded(history)
+        recorded, source, is_dated = await _recorded(history)
         if recorded.workflow not in (definition.name, ""):
             raise InvalidArgumentError(
                 f"{source} is of workflow {recorded.workflow!r}, and {definition.name!r} was given; for a function that is to "
                 f"take its place write workflow(name={recorded.workflow!r})({definition.name})"
             )
-        if at_ms is not None and isinstance(history, RecordedHistory) and at_ms < history.recorded_at_ms:
+        if at_ms is not None and is_dated and at_ms < recorded.recorded_at_ms:
             raise InvalidArgumentError(
                 f"at={at!r} is before {source} was recorded; it is in seconds since the epoch: an hour later is "
-                f"at={history.recorded_at_ms / 1000 + 3600!r}"
+                f"at={recorded.recorded_at_ms / 1000 + 3600!r}"
             )
         clock = cast("MockClock", trio.lowlevel.current_clock())
         try:
@@ -172,19 +173,19 @@ def _apart(main: Callable[[], Awaitable[Replay]]) -> Replay:
     return found
 
 
-async def _recorded(history: object) -> tuple[RecordedHistory, str]:
-    """What was given, and what to call it."""
+async def _recorded(history: object) -> tuple[RecordedHistory, str, bool]:
+    """What was given, what to call it, and whether it says itself when it was recorded."""
     if isinstance(history, RecordedHistory):
-        return history, f"the history of {history.workflow_id!r}"
+        return history, f"the history of {history.workflow_id!r}", True
     if isinstance(history, Mapping):
         recorded = await describe_pairs(cast("Mapping[bytes, bytes]", history))
-        return recorded, f"the history of {recorded.workflow_id!r}"
+        return recorded, f"the history of {recorded.workflow_id!r}", False
     if isinstance(history, str | os.PathLike):
         path = os.fspath(cast("str | os.PathLike[str]", history))
         if _is_other_file(path):
             recorded = await describe_pairs((await record_history(path)).pairs)
-            return recorded, path
-        return read_history(path), path
+            return recorded, path, False
+        return read_history(path), path, True
     hint = " (it was decoded; what is needed are the stored bytes)" if isinstance(history, WorkflowSnapshot) else ""
     raise InvalidArgumentError(
         f"{type(history).__name__} is no recorded history{hint}; give the path of a file that record_history(...) made, or "
