@@ -24,8 +24,11 @@ class SupervisorClosedError(SupervisorError):
     """The supervisor has left its block, or is leaving it, and takes nothing more."""
 
 
-class MissingExtraError(SupervisorError):
-    """What was asked for needs a package that is not installed; `extra` names the extra that brings it."""
+class MissingExtraError(SupervisorError, ImportError):
+    """What was asked for needs a package that is not installed; `extra` names the extra that brings it.
+
+    An `ImportError` too, as of any other module that cannot be had.
+    """
 
     extra: str
 

@@ -6,12 +6,14 @@ async with virtual_supervisor([order], disk=disk, clock=clock) as supervisor:
     disk.crash()
 
 Names are loaded when they are first used: pytest loads its plugin, which is in here, in every project; and what is built on
-Hypothesis is asked for by those who have it.
+Hypothesis is asked for by those who have it. Without it, `dir` and `from perdure.testing import *` leave those names out, and
+whoever asks for one is told what to install.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -141,7 +143,21 @@ _HOMES: Final = {
 }
 """Which module each exported name is loaded from; the same as above, for the interpreter."""
 
+_ON_HYPOTHESIS: Final = ("machine", "strategies")
+"""The modules that cannot be loaded without it."""
+
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def _has_hypothesis() -> bool:
+    try:
+        return find_spec("hypothesis") is not None
+    except (ImportError, ValueError):  # somebody keeps it away
+        return False
+
+
+if not TYPE_CHECKING and not _has_hypothesis():
+    __all__ = [name for name in __all__ if _HOME_OF[name] not in _ON_HYPOTHESIS]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,13 +30,14 @@ from perdure.testing.disk import SimulatedDisk
 from perdure.testing.extras import missing_extra
 from perdure.testing.faults import CrashPoint, WritePoint
 from perdure.testing.simulation import Incarnation, Simulation, list_all
-from perdure.testing.strategies import ProcessPlan, process_plans
 from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, WorkflowState
 
 try:
     from hypothesis import Phase, note, settings
     from hypothesis import strategies as st
     from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule, run_state_machine_as_test
+
+    from perdure.testing.strategies import ProcessPlan, process_plans
 except ImportError as _error:
     raise missing_extra("WorkflowMachine", "hypothesis") from _error
 
