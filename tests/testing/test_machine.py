@@ -545,3 +545,30 @@ def test_a_machine_that_is_not_written_whole_says_what_is_missing() -> None:
 
     with pytest.raises(InvalidArgumentError, match=r"workflows = \[order\]"):
         Aimless()
+
+
+async def pay_once(cents: int) -> None:
+    bank.record("pay", cents, key=current_step().idempotency_key)
+
+
+@workflow
+async def paying(ctx: Context, cents: int) -> None:
+    await ctx.step("pay", pay_once, cents)
+
+
+def test_an_example_begins_with_ledgers_in_which_nothing_has_happened() -> None:
+    """Also for an invariant that is asked before its first process."""
+
+    class Started(WorkflowMachine):
+        workflows: ClassVar[Any] = [paying]
+
+        @process_rule(cents=st.integers(1, 3))
+        async def start(self, supervisor: Supervisor, cents: int) -> None:
+            await supervisor.spawn(paying, f"w-{cents}", cents)
+
+        @invariant()
+        def is_paid_once(self) -> None:
+            assert bank.count("pay") <= len(self.stored())
+
+    run(Started, examples=5, steps=3)
+    assert bank.count("pay") > 0

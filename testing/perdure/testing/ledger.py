@@ -93,6 +93,12 @@ def ledgers_of(disk: SimulatedDisk) -> Sequence[EffectLedger]:
     return tuple(_touched.get(disk, ()))
 
 
+def turn_ledgers_to(disk: SimulatedDisk) -> None:
+    """Outside of a simulation, ledgers report of this disk, where nothing may have happened yet, and not of an earlier one."""
+    for ledger in tuple(_ledgers):
+        ledger.turn_to(disk)
+
+
 def forget_effects() -> None:
     """All ledgers are as if nothing had happened. The pytest plugin does it before each test."""
     for ledger in tuple(_ledgers):
@@ -242,6 +248,11 @@ class EffectLedger:
         """Outside of a simulation, the reports are those of this disk from here on, until it is used again."""
         with self._lock:
             self._latest = self._worlds.setdefault(disk, _World())
+
+    def turn_to(self, disk: SimulatedDisk) -> None:
+        """The same, if the reports are those of another disk."""
+        if self._latest is not self._own:
+            self.show(disk)
 
     def clear(self) -> None:
         """Nothing has happened; in a simulation, on its disk."""

@@ -29,6 +29,7 @@ from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.extras import missing_extra
 from perdure.testing.faults import CrashPoint, WritePoint
+from perdure.testing.ledger import turn_ledgers_to
 from perdure.testing.simulation import Incarnation, Simulation, list_all
 from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, WorkflowState
 
@@ -93,6 +94,9 @@ class WorkflowMachine(RuleBasedStateMachine):
                 f"{type(self).__name__} does not say which workflows there are; write workflows = [order] in the class"
             )
         self.simulation: Simulation = Simulation(self.workflows, **self.options)
+        turn_ledgers_to(
+            self.simulation.disk
+        )  # an invariant that comes before the first process is not to see the example before
         self._is_begun: bool | None = None
         self._surrounding = sys.exc_info()[1]
 

@@ -386,6 +386,9 @@ def _advice(fault: FaultError) -> str:
             '    if await ctx.get_version("this-change", 2) < 2:\n'
             f"        ...  # as it was: {fault.found} at {fault.location}\n"
             "    else:\n"
-            f"        ...  # as it is now: {fault.asked}"
+            f"        ...  # as it is now: {fault.asked}\n"
+            f"Where {fault.asked} is only new, and what was recorded comes after it, it is for new workflows alone:\n"
+            '    if await ctx.get_version("this-change", 2) >= 2:\n'
+            f"        ...  # {fault.asked}"
         )
     return "If the code was changed on purpose, let workflows that are under way keep what they did, as said above."

@@ -462,7 +462,8 @@ class Operation:
         then = "and name the new one otherwise" if name == self.name else f"before {asked}"
         return HistoryDivergedError(
             f"history holds {found} {name!r} at {scope.path_text()}, {how} {asked}; restore the operation that was there "
-            f"(a renamed one is another one), or retire it with `await {scope.removal_of(name, node)}` {then}",
+            f"(a renamed one is another one), or, if it is gone for good, retire it with `await {scope.removal_of(name, node)}` "
+            f"{then}",
             location=scope.path_text(name),
             found=found,
             asked=asked,
