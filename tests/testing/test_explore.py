@@ -449,6 +449,23 @@ class TestWhatIsWrong:
         assert error.differences[0].startswith("it ended as failed: CriticalError: no luck")
 
 
+async def test_what_check_finds_in_another_order_without_a_crash_is_not_blamed_on_one() -> None:
+    async def branch(ctx: Context) -> None:
+        await ctx.step("pay", charge_once, 1)
+
+    @workflow
+    async def racing(ctx: Context, _: None) -> None:
+        await ctx.race("race", {"left": branch, "right": branch})
+
+    def check(run: FinishedRun) -> None:
+        assert len(run.effects["bank"]) == 1, "both paid"
+
+    with pytest.raises(AssertionError, match="both paid") as caught:
+        await explore_crashes(racing, check=check)
+    assert not isinstance(caught.value, RecoveryDiffersError)
+    assert "no crash@seed" in "".join(caught.value.__notes__)
+
+
 class TestWhatCannotBeExplored:
     async def test_a_workflow_that_is_not_the_same_twice(self) -> None:
         calls: list[int] = []

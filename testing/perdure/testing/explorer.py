@@ -185,6 +185,8 @@ class Explorer:
             try:
                 self._check(run)
             except AssertionError as error:
+                for other in self.schedules.all(whole):
+                    self._check(other)  # what fails without a crash, too, is told of that run
                 found.append(f"check: {error or 'an assertion failed'}")
                 cause = error
         if found:

@@ -53,9 +53,9 @@ class Schedules:
         """
         if _strays(run) - _strays(whole):
             return False
-        return any(self._is_alike(run, other) for other in self._all(whole))
+        return any(self._is_alike(run, other) for other in self.all(whole))
 
-    def _all(self, whole: FinishedRun) -> Iterator[FinishedRun]:
+    def all(self, whole: FinishedRun) -> Iterator[FinishedRun]:
         """Those that differ, each once, from the ones that were run already to new ones."""
         yield from tuple(self._found)
         while self._count < (_MANY if any(not self._is_alike(each, whole) for each in self._found) else _FEW):
