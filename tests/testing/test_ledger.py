@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context as Variables
+from contextvars import copy_context
 from itertools import cycle
 
 import pytest
@@ -16,14 +21,18 @@ from perdure.testing import (
     EffectKeyError,
     EffectLedger,
     EffectRefusedError,
+    EffectThreadError,
     EffectTimeoutError,
+    Incarnation,
     SimulatedCrash,
     SimulatedDisk,
     Simulation,
+    explore_crashes,
     run_virtual,
     virtual_supervisor,
 )
 from perdure.testing.ledger import forget_effects, ledgers_of
+from perdure.testing.strays import watching
 from perdure.workflow import Context, InvalidArgumentError, current_step, workflow
 
 bank = EffectLedger("bank")
@@ -228,6 +237,107 @@ def test_a_service_that_takes_a_while_acts_half_way() -> None:
 
     assert [run_virtual(main, patience_s) for patience_s in (11, 7, 3)] == ["receipt", "gave up", "gave up"]
     assert ledger.count() == 2
+
+
+def heard_by_nobody(*contexts: Variables) -> None:
+    """Charge in a thread of its own, which keeps what goes wrong to itself."""
+
+    def pay() -> None:
+        with suppress(EffectThreadError):
+            bank.record("charge", 5, key="of-the-step")
+
+    (context,) = contexts or (Variables(),)
+    thread = threading.Thread(target=context.run, args=(pay,))
+    thread.start()
+    thread.join()
+
+
+def in_an_executor() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(bank.record, "charge", 5).result()
+
+
+def with_the_context() -> None:
+    heard_by_nobody(copy_context())
+
+
+@workflow
+async def paying_in_threads(ctx: Context, how: str) -> None:
+    await ctx.step("pay", {"thread": heard_by_nobody, "executor": in_an_executor, "copy": with_the_context}[how])
+
+
+@pytest.mark.parametrize("how", ["thread", "executor"])
+async def test_an_effect_of_a_thread_that_knows_of_no_run_fails_the_exploration(how: str) -> None:
+    """S39: it is not lost, whoever heard what the thread raised."""
+    with pytest.raises(EffectThreadError, match=r"contextvars\.copy_context\(\)\.run") as caught:
+        await explore_crashes(paying_in_threads, how)
+    assert (caught.value.ledger, caught.value.effect) == ("bank", "charge")
+    assert bank.attempts == 0
+
+
+async def test_a_thread_with_the_context_of_its_step_has_effects_like_it() -> None:
+    """S39"""
+    explored = await explore_crashes(paying_in_threads, "copy")
+    (effect,) = explored.first.effects["bank"]
+    assert (effect.content, effect.workflow_id, effect.path) == (5, "paying_in_threads-1", ("pay",))
+
+
+async def test_an_effect_of_a_thread_that_knows_of_no_process_fails_the_block(autojump_clock: MockClock) -> None:
+    """S39"""
+    with pytest.raises(EffectThreadError):
+        async with virtual_supervisor([paying_in_threads]) as supervisor:
+            await (await supervisor.spawn(paying_in_threads, "w", "thread")).result()
+
+
+def test_an_effect_between_two_processes_fails_them() -> None:
+    """S39: of a thread that outlived the first."""
+
+    async def process(supervisor: Supervisor) -> None:
+        await pay_carefully(supervisor)
+
+    class Late(Simulation):
+        def run(self, *args: object, **arguments: object) -> Incarnation[None]:  # type: ignore[override]
+            heard_by_nobody()
+            return super().run(*args, **arguments)  # type: ignore[arg-type]
+
+    with pytest.raises(EffectThreadError):
+        Late([careful]).run_to_end(process)
+
+
+async def test_what_goes_on_beside_a_simulation_is_outside_of_it(autojump_clock: MockClock) -> None:
+    """As a test's own stand-in for a service does, in a task or in the main thread."""
+    ledger, asked = EffectLedger("service"), trio.Event()
+
+    async def serve() -> None:
+        await asked.wait()
+        ledger.record("served")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        async with virtual_supervisor([careful]) as supervisor:
+            await pay_carefully(supervisor)
+            asked.set()
+            await trio.sleep(1)
+    assert ledger.count("served") == 1
+
+
+def test_without_a_simulation_any_thread_has_effects() -> None:
+    in_an_executor()
+    heard_by_nobody()
+    assert bank.count("charge") == 2
+
+
+def test_a_thread_that_runs_a_simulation_is_outside_before_and_after_it() -> None:
+    def work() -> int:
+        ledger = EffectLedger("of the thread")
+        with watching():
+            ledger.record("before")
+            Simulation([careful]).run(pay_carefully)
+            ledger.record("after")
+        return ledger.count()
+
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(work).result() == 2
 
 
 def test_errors_survive_pickling() -> None:

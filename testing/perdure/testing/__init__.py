@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.testing.errors import (
         EffectKeyError,
         EffectRefusedError,
+        EffectThreadError,
         EffectTimeoutError,
         EndlessRunError,
         ExplorationError,
@@ -60,6 +61,7 @@ __all__ = [
     "EffectKeyError",
     "EffectLedger",
     "EffectRefusedError",
+    "EffectThreadError",
     "EffectTimeoutError",
     "Ending",
     "EndlessRunError",
@@ -110,6 +112,7 @@ _HOMES: Final = {
     "errors": (
         "EffectKeyError",
         "EffectRefusedError",
+        "EffectThreadError",
         "EffectTimeoutError",
         "EndlessRunError",
         "ExplorationError",

@@ -8,6 +8,7 @@ from perdure.workflow import WorkflowState
 __all__ = [
     "EffectKeyError",
     "EffectRefusedError",
+    "EffectThreadError",
     "EffectTimeoutError",
     "EndlessRunError",
     "ExplorationError",
@@ -67,6 +68,20 @@ class EffectKeyError(PerdureError):
     ledger: str
     effect: str
     key: str
+
+
+class EffectThreadError(PerdureError):
+    """An effect came from a thread that knows of no simulation while one is open; nothing happened.
+
+    Attributes:
+        ledger: The ledger's name.
+        effect: The effect's name.
+        thread: The thread's name.
+    """
+
+    ledger: str
+    effect: str
+    thread: str
 
 
 class ExplorationError(PerdureError, AssertionError):

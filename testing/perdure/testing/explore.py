@@ -21,6 +21,7 @@ from perdure.testing.differences import ASPECTS, Aspect
 from perdure.testing.errors import ExplorationError, VirtualTimeError
 from perdure.testing.explorer import Exploration, Explorer
 from perdure.testing.scenario import FinishedRun
+from perdure.testing.strays import watching
 from perdure.workflow import Context, WorkflowState
 
 __all__ = ["Exploration", "explore_crashes", "explore_crashes_now"]
@@ -97,6 +98,7 @@ async def explore_crashes(
         NotRepeatableError: The workflow does not even do the same twice without a crash.
         UnexpectedEndingError: It ends in another state than `ends_as`, already without a crash.
         EndlessRunError: A run did not come to an end.
+        EffectThreadError: A thread that a step started had an effect, and does not know in which run.
         InvalidArgumentError: An argument is wrong.
     """
     __tracebackhide__ = True
@@ -122,7 +124,8 @@ async def explore_crashes(
         options=options,
     )
     try:
-        return await in_thread(lambda link: Explorer(asked, link).explore())
+        with watching():  # in the caller's thread, which is outside
+            return await in_thread(lambda link: Explorer(asked, link).explore())
     except ExplorationError as error:
         raise error.with_traceback(None) from error.__cause__  # the kit's own frames tell a user nothing
 

@@ -29,6 +29,7 @@ from perdure.testing.repeating import how_to_repeat
 from perdure.testing.scenario import FinishedRun, Scenario
 from perdure.testing.schedules import Schedules
 from perdure.testing.story import story_of
+from perdure.testing.strays import watching
 from perdure.workflow import InvalidArgumentError
 
 __all__ = ["Exploration", "Explorer"]
@@ -86,10 +87,12 @@ class Explorer:
     def explore(self) -> Exploration:
         """All of it. Blocks. The globals of the workflows' modules are in the end what they were."""
         if self.asked.amnesia is None:
-            return self._explore()
+            with watching():
+                return self._explore()
         traces = current_traces.set(None)  # all is put back here already
         try:
-            return self._explore()
+            with watching():
+                return self._explore()
         finally:
             current_traces.reset(traces)
             self.asked.amnesia.forget()

@@ -3,6 +3,7 @@
 1. An effect with a key that was seen happens no more: the first result is returned. So do payment services and many others.
 2. State is kept by disk: what happens in a simulated process, or in those that follow it on its disk, happens in a world of
    its own, which outlives processes. Each run of an exploration has a fresh one. Outside of a simulation there is one world.
+   (`strays.py` says what becomes of threads that know of no simulation.)
 3. A dead process has no effects: `finally` blocks that still unwind in it get `SimulatedCrash`.
 4. What is to fail is said for all worlds, by number or by name, and each world counts for itself.
 
@@ -24,6 +25,7 @@ from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import EffectKeyError, EffectRefusedError, EffectTimeoutError
 from perdure.testing.faults import WriteGate, current_gate
 from perdure.testing.outline import Alike, is_same, shown, unlike_any
+from perdure.testing.strays import check_thread
 from perdure.workflow import InvalidArgumentError, MisuseError, current_step
 from perdure.workflow.checks import check_duration
 from perdure.workflow.rollback import handler_in_progress
@@ -177,11 +179,14 @@ class EffectLedger:
         Raises:
             EffectKeyError: The key was used for another effect.
             EffectRefusedError, EffectTimeoutError: As `faults` says.
+            EffectThreadError: A simulation is open, and the caller's thread does not know of it; see `strays.py`.
             SimulatedCrash: The process is dead; nothing happened.
         """
         gate = current_gate.get()
         if gate is not None:
             gate.check()
+        elif current_disk.get() is None:
+            check_thread(self.name, name)
         with self._lock:
             return self._record(self._here(), gate, name, content, None if key is None else str(key), returns)
 

@@ -15,6 +15,7 @@ from perdure.actors import Supervisor, WorkflowInfo, WorkflowLike
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.faults import CrashPoint, Fault, WritePoint
+from perdure.testing.strays import watching
 from perdure.testing.virtual import check_options, run_virtual, virtual_supervisor
 from perdure.workflow import InvalidArgumentError
 
@@ -138,10 +139,11 @@ class Simulation:
             Exception: What `process` or the supervisor raised, unless the process died first.
         """
         lived: list[Incarnation[T]] = []
-        for number, crash_at in enumerate([*crashes, None]):
-            lived.append(self.run(process, crash_at=crash_at, seed=seed + number))
-            if not lived[-1].has_crashed:
-                break
+        with watching():
+            for number, crash_at in enumerate([*crashes, None]):
+                lived.append(self.run(process, crash_at=crash_at, seed=seed + number))
+                if not lived[-1].has_crashed:
+                    break
         return lived
 
 

@@ -29,6 +29,7 @@ from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import SimulatedCrash, VirtualTimeError
 from perdure.testing.faults import CrashPoint, Fault, check_crash, check_effect_number, check_faults, current_gate
 from perdure.testing.scheduling import seeded_scheduling
+from perdure.testing.strays import Watch
 from perdure.workflow import InvalidArgumentError, definition_of
 from perdure.workflow.checks import check_function
 from perdure.workflow.threads import HoldClock, virtual_time
@@ -82,6 +83,7 @@ async def virtual_supervisor(
         options: Anything else that `open_supervisor` takes, but for `clock` and `durability`.
 
     Raises:
+        EffectThreadError: The block ended, and a thread that knows nothing of it had an effect meanwhile.
         VirtualTimeError: Trio runs on real time, or on a `MockClock` that does not jump by itself.
         InvalidArgumentError: An argument is wrong.
     """
@@ -99,6 +101,7 @@ async def virtual_supervisor(
     gate.crash_at, gate.crash_after_effect, gate.faults = crash_at, crash_after_effect, faults or {}
     workflows = list(workflows) if isinstance(workflows, Iterable) else workflows  # pyright: ignore[reportUnnecessaryIsInstance]
     process = trio.CancelScope()
+    watch = Watch()
     disk_token, gate_token = current_disk.set(disk), current_gate.set(gate)
     died = gate.on_crash
 
@@ -129,10 +132,12 @@ async def virtual_supervisor(
         # A dead process tells nobody anything. But whoever cancelled us from outside is still owed a cancellation.
         await trio.lowlevel.checkpoint_if_cancelled()
     finally:
+        watch.end()
         clock.now_ms()  # so that it goes on from here in the next Trio run
         current_disk.reset(disk_token)
         current_gate.reset(gate_token)
         await store.aclose()
+    watch.check()
 
 
 def _traced(workflows: Iterable[WorkflowLike]) -> AbstractContextManager[None]:
