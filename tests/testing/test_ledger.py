@@ -9,6 +9,7 @@ from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from itertools import cycle
+from typing import Any
 
 import pytest
 import trio
@@ -33,7 +34,7 @@ from perdure.testing import (
 )
 from perdure.testing.ledger import forget_effects, ledgers_of
 from perdure.testing.strays import watching
-from perdure.workflow import Context, InvalidArgumentError, current_step, workflow
+from perdure.workflow import Context, InvalidArgumentError, StepInterruptedError, current_step, workflow
 
 bank = EffectLedger("bank")
 
@@ -353,6 +354,71 @@ def test_bad_arguments_say_what_to_write() -> None:
         EffectLedger("bank", repeats="mail")
     with pytest.raises(InvalidArgumentError, match="'refused', 'lost' or 'applied'"):
         EffectLedger("bank", faults={0: "late"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "key", [("applied", "charge"), ("a", -1), ("a", True), ("", 0), ("a",), 1.5, -1, True, None, "", b"charge"]
+)
+def test_what_names_no_attempt_is_no_fault(key: Any) -> None:
+    """It would never come, and a test would pass without it."""
+    with pytest.raises(InvalidArgumentError, match=r"not by .*\('refund', 1\): 'lost'"):
+        EffectLedger("bank", faults={key: "applied"})
+
+
+def test_faults_are_checked_when_they_are_changed() -> None:
+    ledger = EffectLedger(
+        "bank", faults={"charge": "lost", 0: "refused", ("charge", 0): "applied", ("charge", 1): "lost"}
+    )
+    for change in ({"charge": "applid"}, {"charge": None}, {-1: "applied"}):
+        with pytest.raises(InvalidArgumentError, match="write faults="):
+            ledger.faults.update(change)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="write faults="):
+            ledger.faults = change  # type: ignore[assignment]
+    assert ledger.faults == {"charge": "lost", 0: "refused", ("charge", 0): "applied", ("charge", 1): "lost"}
+    ledger.faults.clear()
+    ledger.record("charge")
+    ledger.faults = {"refund": "refused"}
+    with pytest.raises(EffectRefusedError):
+        ledger.record("refund")
+
+
+@pytest.mark.parametrize("repeats", [5, None, ["mail", 5], "mail", b"mail"])
+def test_what_may_repeat_is_said_by_name(repeats: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"write repeats=\['"):
+        EffectLedger("bank", repeats=repeats)
+
+
+async def test_a_fault_of_a_name_that_nothing_has_fails_the_exploration() -> None:
+    """S39: a misspelt fault is one that never comes."""
+    for key in ("chrage", ("chrage", 1)):
+        bank.faults = {"charge": "applied", key: "applied"}
+        try:
+            with pytest.raises(
+                InvalidArgumentError, match=r"chrage.*, which was never asked for in any run: 'charge' was"
+            ):
+                await explore_crashes(careful, 1999)
+        finally:
+            bank.faults.clear()
+
+
+async def test_a_fault_of_what_happens_only_after_a_crash_is_none_that_never_comes() -> None:
+    """S39"""
+
+    async def once() -> None:
+        bank.record("sent")
+
+    @workflow
+    async def sending(ctx: Context, _: None) -> None:
+        try:
+            await ctx.step("send", once, at_most_once=True)
+        except StepInterruptedError:
+            await ctx.step("ask", lambda: bank.record("asked", key="k"))
+
+    bank.faults = {"asked": "applied"}
+    try:
+        assert (await explore_crashes(sending, allow_interruptions=True, compare=["state"])).interrupted
+    finally:
+        bank.faults.clear()
 
 
 async def test_bad_arguments_of_a_ledger_say_what_to_write(autojump_clock: MockClock) -> None:

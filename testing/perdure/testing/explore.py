@@ -99,7 +99,7 @@ async def explore_crashes(
         UnexpectedEndingError: It ends in another state than `ends_as`, already without a crash.
         EndlessRunError: A run did not come to an end.
         EffectThreadError: A thread that a step started had an effect, and does not know in which run.
-        InvalidArgumentError: An argument is wrong.
+        InvalidArgumentError: An argument is wrong, or `ignore`, or `faults` of a ledger, names what there never was.
     """
     __tracebackhide__ = True
     asked = Asked.of(

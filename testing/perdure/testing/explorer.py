@@ -24,6 +24,7 @@ from perdure.testing.differences import differences_of, was_interrupted
 from perdure.testing.errors import EndlessRunError, NotRepeatableError, RecoveryDiffersError, UnexpectedEndingError
 from perdure.testing.faults import CrashPoint
 from perdure.testing.hints import hints_for
+from perdure.testing.ledger import EffectLedger
 from perdure.testing.outline import shown
 from perdure.testing.repeating import how_to_repeat
 from perdure.testing.scenario import FinishedRun, Scenario
@@ -82,6 +83,7 @@ class Explorer:
         self.crashes: int = 0
         self.interrupted: int = 0
         self.reordered: int = 0
+        self._asked_for: dict[EffectLedger, frozenset[str]] = {}
         self.schedules: Schedules = Schedules(self._run_well, self._is_alike, asked.seeds)
 
     def explore(self) -> Exploration:
@@ -111,6 +113,7 @@ class Explorer:
             wholes.append(whole)
             self._explore_seed(whole)
         self._check_ignored()
+        self._check_effect_faults()
         return self._result(self.asked.seeds, wholes)
 
     def _result(self, seeds: tuple[int, ...], wholes: Sequence[FinishedRun]) -> Exploration:
@@ -155,6 +158,8 @@ class Explorer:
         self.runs += 1
         self.crashes += len(run.crashes)
         self.interrupted += was_interrupted(run)
+        for ledger in run.ledgers:
+            self._asked_for[ledger] = self._asked_for.get(ledger, frozenset()) | ledger.asked_on(run.disk)
         return run
 
     def _whole(self, seed: int) -> FinishedRun:
@@ -279,6 +284,17 @@ class Explorer:
                 f"ignore={unmet!r} names no entry of any history that there was; write the name of a step, such as "
                 "ignore=['measure'], or leave it out"
             )
+
+    def _check_effect_faults(self) -> None:
+        for ledger, names in self._asked_for.items():
+            keys = [key for key in ledger.faults if not isinstance(key, int)]
+            unmet = [key for key in keys if (key if isinstance(key, str) else key[0]) not in names]
+            if unmet:
+                raise InvalidArgumentError(
+                    f"faults of the ledger {ledger.name!r} name {', '.join(map(repr, unmet))}, which was never asked for in any "
+                    f"run: {', '.join(sorted(map(repr, names)))} was. Write one of these, or say what is to fail in the test "
+                    "that it is for: ledger.faults['charge'] = 'applied'"
+                )
 
     # Errors.
 

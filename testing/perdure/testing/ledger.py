@@ -14,9 +14,10 @@ would go on adding to them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from weakref import WeakKeyDictionary, WeakSet
 
 import trio
@@ -41,6 +42,9 @@ __all__ = [
 EffectFault: TypeAlias = Literal["refused", "lost", "applied"]
 """`refused`: nothing happens, and the caller is told so. `lost`, `applied`: no answer comes in time, and it did not happen, or
 did."""
+
+FaultKey: TypeAlias = int | str | tuple[str, int]
+"""By which a fault is said: the number of the attempt on the ledger; the name, of which it is the first; the name and number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class EffectLedger:
     Attributes:
         name: What reports call it.
         repeats: As given.
-        faults: As given; may be changed between runs.
+        faults: As given; may be changed between runs, and is checked then, too.
     """
 
     def __init__(
@@ -135,30 +139,31 @@ class EffectLedger:
         name: str = "outside",
         *,
         repeats: bool | Collection[str] = False,
-        faults: Mapping[int | str | tuple[str, int], EffectFault] | None = None,
+        faults: Mapping[FaultKey, EffectFault] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(f"a ledger's name is a text, not {name!r}; write EffectLedger('bank')")
-        if isinstance(repeats, str):
-            raise InvalidArgumentError(f"repeats is True or several names, not a text; write repeats=[{repeats!r}]")
         if not isinstance(faults, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(
                 f"faults are by name or number of the attempt, not {faults!r:.80}; write faults={{'charge': 'applied'}}"
             )
-        for fault in (faults or {}).values():
-            if fault not in get_args(EffectFault):
-                raise InvalidArgumentError(
-                    f"a fault of an effect is 'refused', 'lost' or 'applied', not {fault!r}; "
-                    "write faults={'charge': 'applied'}"
-                )
         self.name = name
-        self.repeats = repeats
-        self.faults: dict[int | str | tuple[str, int], EffectFault] = {} if faults is None else dict(faults)
+        self.repeats: bool | Collection[str] = _check_repeats(repeats)
+        self._faults = _Faults({} if faults is None else faults)
         self._lock = threading.Lock()
         self._own = _World()
         self._latest = self._own
         self._worlds: WeakKeyDictionary[SimulatedDisk, _World] = WeakKeyDictionary()
         _ledgers.add(self)
+
+    @property
+    def faults(self) -> MutableMapping[FaultKey, EffectFault]:
+        """What is to fail."""
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: Mapping[FaultKey, EffectFault]) -> None:
+        self._faults = _Faults(faults)
 
     def __repr__(self) -> str:
         return f"<EffectLedger {self.name!r}, {len(self.effects)} effects>"
@@ -244,6 +249,11 @@ class EffectLedger:
         """Whether this effect may happen again after a crash."""
         return self.repeats if isinstance(self.repeats, bool) else name in self.repeats
 
+    def asked_on(self, disk: SimulatedDisk) -> frozenset[str]:
+        """The names that the processes of a disk asked for, faults included."""
+        world = self._worlds.get(disk)
+        return frozenset() if world is None else frozenset(world.attempts_of)
+
     def effects_on(self, disk: SimulatedDisk) -> tuple[Effect, ...]:
         """What the processes of a disk did."""
         world = self._worlds.get(disk)
@@ -324,10 +334,52 @@ class EffectLedger:
         return world.results[number]
 
     def _fault(self, number: int, name: str, of_name: int) -> EffectFault | None:
-        if not self.faults:
+        if not self._faults:
             return None
-        of_this = self.faults.get((name, of_name)) or (self.faults.get(name) if of_name == 0 else None)
-        return self.faults.get(number) or of_this
+        of_this = self._faults.get((name, of_name)) or (self._faults.get(name) if of_name == 0 else None)
+        return self._faults.get(number) or of_this
+
+
+class _Faults(UserDict[FaultKey, EffectFault]):
+    """Faults by number or name; what is none is refused as it is put there."""
+
+    def __setitem__(self, key: FaultKey, fault: EffectFault) -> None:
+        if not _is_fault_key(key):
+            raise InvalidArgumentError(
+                f"a fault is by the number of an attempt, from 0, by a name, or by both, not by {key!r:.80}; write "
+                "faults={3: 'refused', 'charge': 'applied', ('refund', 1): 'lost'}"
+            )
+        if fault not in get_args(EffectFault):
+            raise InvalidArgumentError(
+                f"a fault of an effect is 'refused', 'lost' or 'applied', not {fault!r:.80}; write "
+                "faults={'charge': 'applied'}"
+            )
+        super().__setitem__(key, fault)
+
+
+def _is_fault_key(key: object) -> bool:
+    match key:
+        case bool():
+            return False
+        case int():
+            return key >= 0
+        case str(name) | (str(name), 0):
+            return bool(name)
+        case (str(name), int(number)) if not isinstance(number, bool):
+            return bool(name) and number > 0
+        case _:
+            return False
+
+
+def _check_repeats(repeats: object) -> bool | Collection[str]:
+    if isinstance(repeats, bool):
+        return repeats
+    several = cast("Collection[object]", repeats) if isinstance(repeats, Collection) else ()
+    names = [each for each in several if isinstance(each, str)]
+    if isinstance(repeats, str) or not isinstance(repeats, Collection) or len(names) < len(several):
+        example = repr(repeats) if isinstance(repeats, str) else "'progress'"
+        raise InvalidArgumentError(f"repeats is True or several names, not {repeats!r:.80}; write repeats=[{example}]")
+    return names
 
 
 def _effect(gate: WriteGate | None, name: str, content: Any, key: str | None) -> Effect:
