@@ -821,6 +821,22 @@ class TestHowItIsCalled:
         explored = explore_crashes_now(order, cents, messages=[("packed", 1)], seeds=[seed])
         assert explored.first.effects["bank"][0].content == cents
 
+    def test_in_plain_code_the_story_of_a_failure_tells_nothing_of_the_kit(self) -> None:
+        """What the workflow failed with has nothing to do with how the exploration was called."""
+
+        async def fail() -> None:
+            raise CriticalError("sold out")
+
+        @workflow
+        async def failing(ctx: Context, _: None) -> None:
+            await ctx.step("fail", fail)
+
+        with pytest.raises(UnexpectedEndingError) as caught:
+            explore_crashes_now(failing)
+        assert "sold out" in str(caught.value)
+        assert "During handling" not in str(caught.value)
+        assert "perdure/testing" not in str(caught.value)
+
     async def test_plain_code_in_trio_is_refused(self) -> None:
         with pytest.raises(VirtualTimeError, match="await explore_crashes"):
             explore_crashes_now(order, 5)

@@ -158,32 +158,30 @@ def explore_crashes_now(
         VirtualTimeError: It is called within a Trio run, which it would block.
     """
     __tracebackhide__ = True
+    if trio.lowlevel.in_trio_run():
+        raise VirtualTimeError("this would block Trio; write `await explore_crashes(...)`")
+    asked = Asked.of(
+        workflow,
+        input,
+        messages=messages,
+        seeds=seeds,
+        workflows=workflows,
+        ends_as=ends_as,
+        cancel_at=cancel_at,
+        timeout=timeout,
+        writes_max=writes_max,
+        recovery_crashes=recovery_crashes,
+        compare=compare,
+        ignore=ignore,
+        allow_interruptions=allow_interruptions,
+        check=check,
+        keep_globals=keep_globals,
+        modules=modules,
+        workflow_id=workflow_id,
+        only=only,
+        options=options,
+    )
     try:
-        trio.lowlevel.current_trio_token()
-    except RuntimeError:
-        asked = Asked.of(
-            workflow,
-            input,
-            messages=messages,
-            seeds=seeds,
-            workflows=workflows,
-            ends_as=ends_as,
-            cancel_at=cancel_at,
-            timeout=timeout,
-            writes_max=writes_max,
-            recovery_crashes=recovery_crashes,
-            compare=compare,
-            ignore=ignore,
-            allow_interruptions=allow_interruptions,
-            check=check,
-            keep_globals=keep_globals,
-            modules=modules,
-            workflow_id=workflow_id,
-            only=only,
-            options=options,
-        )
-        try:
-            return Explorer(asked, Link()).explore()
-        except ExplorationError as error:
-            raise error.with_traceback(None) from error.__cause__
-    raise VirtualTimeError("this would block Trio; write `await explore_crashes(...)`")
+        return Explorer(asked, Link()).explore()
+    except ExplorationError as error:
+        raise error.with_traceback(None) from error.__cause__
