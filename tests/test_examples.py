@@ -4,6 +4,7 @@ offer is made without the carriers that fail, the report that is late is a summa
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -519,3 +520,7 @@ def test_the_tested_order_s_planted_bug_is_found_and_the_docs_tell_its_story(tmp
     errors = [line.removeprefix("E").strip() for line in printed.splitlines() if line.startswith("E ")]
     told = "\n".join(line for line in errors if line).replace("perdure.testing.errors.RecoveryDiffersError: ", "")
     assert "\n".join(line.strip() for line in story.splitlines() if line) in told
+    line = ast.parse(story.splitlines()[-1].strip().removeprefix("await "))
+    test_file = ast.parse((EXAMPLES / "tested_order" / "test_shop.py").read_text(encoding="utf-8"))
+    imported = {name.name for node in test_file.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert {node.id for node in ast.walk(line) if isinstance(node, ast.Name)} <= imported, "it runs where it is pasted"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import shop
+from shop import order, services
 
 from perdure.testing import EffectLedger, FinishedRun, Mail, explore_crashes
 
@@ -37,13 +37,13 @@ class LedgerCarrier:
 def bank(monkeypatch: pytest.MonkeyPatch) -> EffectLedger:
     """What the bank does; for the test the shop has this bank, and a carrier."""
     ledger = EffectLedger("bank")
-    monkeypatch.setattr(shop.services, "bank", LedgerBank(ledger), raising=False)
-    monkeypatch.setattr(shop.services, "carrier", LedgerCarrier(EffectLedger("carrier")), raising=False)
+    monkeypatch.setattr(services, "bank", LedgerBank(ledger), raising=False)
+    monkeypatch.setattr(services, "carrier", LedgerCarrier(EffectLedger("carrier")), raising=False)
     return ledger
 
 
 async def test_an_order_is_charged_once_and_shipped() -> None:
-    explored = await explore_crashes(shop.order, ORDER, messages=[Mail("packed", "box-1", at=3600)])
+    explored = await explore_crashes(order, ORDER, messages=[Mail("packed", "box-1", at=3600)])
     assert explored.first.output == "TRACK-1"
 
 
@@ -51,11 +51,11 @@ async def test_an_order_that_nobody_packs_is_given_back() -> None:
     def money_is_where_it_belongs(run: FinishedRun) -> None:
         assert [effect.name for effect in run.effects["bank"]] == ["charge", "refund"]
 
-    explored = await explore_crashes(shop.order, ORDER, check=money_is_where_it_belongs)
+    explored = await explore_crashes(order, ORDER, check=money_is_where_it_belongs)
     assert explored.first.output == "given back"
 
 
 async def test_a_bank_that_does_not_answer_in_time(bank: EffectLedger) -> None:
     bank.faults["charge"] = "applied"
-    explored = await explore_crashes(shop.order, ORDER, messages=[("packed", "box-1")])
+    explored = await explore_crashes(order, ORDER, messages=[("packed", "box-1")])
     assert explored.first.output == "TRACK-1"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.testing import EffectLedger, FinishedRun, Mail, RecoveryDiffersError, explore_crashes
+from perdure.testing import EffectLedger, FinishedRun, Mail, RecoveryDiffersError, explore_crashes, explore_crashes_now
 from perdure.testing.repeating import as_code
 from perdure.workflow import Context, CriticalError, StepInterruptedError, workflow
 
@@ -103,12 +103,24 @@ ORDER = Order(Colour.RED, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), (1
 async def test_the_line_finds_the_same_again(function: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(RecoveryDiffersError) as caught:
         await explore_crashes(function, **arguments)
-    match = re.search(r"To repeat this run alone:\n  await (.*)\n", str(caught.value))
+    match = re.search(
+        r"To repeat this run alone, add only=\"\S+\" to your call, or write:\n  await (.*)\n", str(caught.value)
+    )
     assert match is not None, str(caught.value)
     for name in arguments.keys() - {"input"}:
         assert f"{name}=" in match[1]
     with pytest.raises(RecoveryDiffersError) as again:
         await eval(match[1], {**globals(), "sys": sys})
+    assert str(again.value) == str(caught.value)
+
+
+def test_in_plain_code_the_line_is_plain_code() -> None:
+    with pytest.raises(RecoveryDiffersError) as caught:
+        explore_crashes_now(plain, 5)
+    line = str(caught.value).splitlines()[-1].strip()
+    assert line.startswith("explore_crashes_now(plain, 5, only=")
+    with pytest.raises(RecoveryDiffersError) as again:
+        eval(line)
     assert str(again.value) == str(caught.value)
 
 

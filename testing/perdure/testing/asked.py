@@ -49,7 +49,7 @@ _ONLY: Final = re.compile(r"(?P<crashes>no crash|\d+/\w+(?:\+\d+/\w+)*)(?:@seed(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The arguments of `explore_crashes`, which says what they mean; made by `of`."""
+    """The arguments of `explore_crashes`, which says what they mean; made by `of`. `call` is how it was called."""
 
     name: str
     workflow: WorkflowLike
@@ -71,6 +71,7 @@ class Asked:
     modules: tuple[ModuleType, ...]
     only: tuple[tuple[CrashPoint, ...], int] | None
     options: Mapping[str, Any]
+    call: str = "await explore_crashes"
 
     @classmethod
     def of(

@@ -9,6 +9,7 @@ write; `tests/crash` does it for the engine itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -182,6 +183,6 @@ def explore_crashes_now(
         options=options,
     )
     try:
-        return Explorer(asked, Link()).explore()
+        return Explorer(replace(asked, call="explore_crashes_now"), Link()).explore()
     except ExplorationError as error:
         raise error.with_traceback(None) from error.__cause__

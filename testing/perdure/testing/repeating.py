@@ -2,7 +2,8 @@
 
 1. All that was given and matters to a single run is in it: which seeds there were, and how often a recovery dies, does not.
 2. What has a name is shown by that: functions, modules, members of enumerations.
-3. A call that would not be what was given is never shown: where anything cannot be written down, such as a lambda or an object of
+3. By which name the test knows a function, such as `shop.order`, cannot be known: what to add to the call is told in any case.
+4. A call that would not be what was given is never shown: where anything cannot be written down, such as a lambda or an object of
    a class of one's own, the reader is told what to add to the call that is there.
 """
 
@@ -47,7 +48,8 @@ def how_to_repeat(asked: Asked, only: str) -> str:
         arguments = _arguments(asked)
     except _NotCodeError:
         return f'To repeat this run alone, add this to your call:\n  only="{only}"'
-    return f'To repeat this run alone:\n  await explore_crashes({", ".join(arguments)}, only="{only}")'
+    call = f'{asked.call}({", ".join(arguments)}, only="{only}")'
+    return f'To repeat this run alone, add only="{only}" to your call, or write:\n  {call}'
 
 
 def as_code(value: object) -> str | None:
