@@ -467,6 +467,17 @@ async def test_what_check_finds_in_another_order_without_a_crash_is_not_blamed_o
 
 
 class TestWhatCannotBeExplored:
+    async def test_a_child_that_was_not_named(self) -> None:
+        @workflow
+        async def child(ctx: Context, _: None) -> None: ...
+
+        @workflow
+        async def parent(ctx: Context, _: None) -> None:
+            await ctx.call("child", child)
+
+        with pytest.raises(UnexpectedEndingError, match=r"explore_crashes\(parent, \.\.\., workflows=\[\.\.\.\]\)"):
+            await explore_crashes(parent)
+
     async def test_a_workflow_that_is_not_the_same_twice(self) -> None:
         calls: list[int] = []
 

@@ -255,6 +255,8 @@ class Explorer:
         if ending.fault is not None or ending.state not in self.asked.ends_as:
             wanted = " or ".join(state.value for state in self.asked.ends_as)
             advice = "" if ending.fault else f" If that is how it ends, write ends_as={ending.state.value!r}"
+            if "open_supervisor(..., workflows=" in (ending.fault or ""):
+                advice = f" In an exploration it is named so: explore_crashes({self.asked.name}, ..., workflows=[...])."
             raise UnexpectedEndingError(
                 f"{self.asked.name} ended as {ending}; already without a crash, and it was to be {wanted}.{advice}"
                 + (f"\n\n{ending.stack}" if ending.stack else ""),

@@ -123,7 +123,8 @@ def current_step() -> StepInfo:
     attempts = _current_step.get(None)
     if attempts is None:
         raise MisuseError(
-            "current_step() was called outside of a step; call it in the function that you give to ctx.step"
+            "current_step() was called outside of a step; call it in the function that you give to ctx.step (in a rollback "
+            "handler, ctx.idempotency_key is what you may be looking for)"
         )
     return attempts.info()
 
