@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 
 import trio  # noqa: E402
 from damage import misshapen, mutated  # noqa: E402
-from decoders import DECODERS, SAMPLES, SEALED, Decoder  # noqa: E402
+from decoders import DECODERS, HISTORIES, SAMPLES, SEALED, Decoder  # noqa: E402
 from guests import BYSTANDER, MOMENTS, Guest, recorded  # noqa: E402
 from harness import scheduled  # noqa: E402
 from strategies import shape  # noqa: E402
@@ -35,7 +35,7 @@ from survival import Damage, host_with, read_with  # noqa: E402
 from trio.testing import MockClock  # noqa: E402
 from vectors import VECTORS, dump_of, stops_of  # noqa: E402
 
-PACKAGES = tuple(str(ROOT / layer / "perdure") for layer in ("storage", "workflow", "actors"))
+PACKAGES = tuple(str(ROOT / layer / "perdure") for layer in ("storage", "workflow", "actors", "testing"))
 Edge = tuple[str, int, int]
 
 
@@ -97,6 +97,8 @@ def seeds(guests: dict[str, Guest]) -> dict[str, list[bytes]]:
         "sealed": [*SEALED, *values],
         "own key": list(own),
         "own": [*own.values(), *SAMPLES],
+        "only": [b"3/after+0/before@seed7", b"no crash"],
+        "history": list(HISTORIES),
         "name": [b"order-0123456789abcdef0123456789abcdef.0000000100000002.sqlite", b"ValueError: no"],
     }
 

@@ -19,7 +19,7 @@ import figures
 import pytest
 import trio
 from damage import misshapen, mutated
-from decoders import DECODERS, SAMPLES, SEALED, THROUGH, Decoder, decoders_of_packages
+from decoders import DECODERS, HISTORIES, SAMPLES, SEALED, THROUGH, Decoder, decoders_of_packages
 from guests import GUEST, recorded
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -53,6 +53,8 @@ SOUND: dict[str, list[bytes]] = {
     "sealed": [*SEALED, *dict.fromkeys(value for _, value in PAIRS)],
     "own key": [*OWN, schedule_run_key("nightly", 1_700_000_000_000)],
     "own": [*OWN.values(), *SAMPLES],
+    "only": [b"3/after+0/before@seed7", b"no crash"],
+    "history": [*HISTORIES],
     "name": [
         file_name("order-1", session=1, count=2).encode(),
         b"ValueError: it failed",
@@ -113,6 +115,7 @@ def test_damaged_bytes_are_refused_or_can_be_stored_again(name: str) -> None:
 @example(b"\x05" * 100_000)
 @example(b"\xff" * 100_000)
 @example(b"\x9f" * 100_000)
+@example(b"[" * 100_000)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_arbitrary_and_deep_bytes_are_refused_or_can_be_stored_again(name: str, data: bytes) -> None:
     """S41: no other error, `RecursionError` and `MemoryError` among them."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +35,17 @@ from perdure.storage.schema import (
     encode_message,
     encode_metadata,
 )
+from perdure.testing import HistoryFileError, RecordedHistory
+from perdure.testing.asked import _parse_only  # pyright: ignore[reportPrivateUsage]
+from perdure.testing.history_files import decode_history, encode_history
 from perdure.workflow.calls import ChildOutcome, OpenCall
 from perdure.workflow.details import decode_detail
-from perdure.workflow.errors import StoredValueError
+from perdure.workflow.errors import InvalidArgumentError, StoredValueError
 from perdure.workflow.failures import info_from_map, info_from_text, info_to_map, kind_from_text
 from perdure.workflow.reads import decode_count, decode_read
 from perdure.workflow.typed import decode_input, decode_output
 
-__all__ = ["DECODERS", "THROUGH", "Decoder", "decoders_of_packages"]
+__all__ = ["DECODERS", "HISTORIES", "THROUGH", "Decoder", "decoders_of_packages"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _NAME: Final = re.compile(r"_?(decode|parse|unpack)(_|$)|_?\w+_from_(map|text)$")
@@ -54,7 +57,7 @@ class Decoder:
 
     Attributes:
         decode: Takes bytes.
-        kind: What sound bytes are made from: "key" or "value" of a namespace, or "own", "name".
+        kind: What sound bytes are made from: "key" or "value" of a namespace, or "own", "name", "only", "history".
         encode: Gives the stored form of what was decoded, if there is such a function.
         refusals: What it may raise.
     """
@@ -97,6 +100,11 @@ def _read(data: bytes) -> Any:
 def _opened(prefix: bytes) -> Callable[[bytes], bytes]:
     codec = GuardedCodec(_Reverse(), "workflow-1")
     return lambda data: open_value(prefix, data, codec)
+
+
+def _history(data: bytes) -> dict[str, Any]:
+    found = asdict(decode_history(data, "a.json"))
+    return found | {"pairs": dict(sorted(found["pairs"].items()))}
 
 
 def _text(data: bytes) -> str:
@@ -172,6 +180,12 @@ DECODERS: Final[dict[str, Decoder]] = {
     "actors.schedule_record.decode_run": Decoder(
         decode_run, "own", lambda run: encode_value({"status": run.status.value, "workflow_id": run.workflow_id})
     ),
+    "testing.asked._parse_only": Decoder(
+        lambda data: _parse_only(_text(data)), "only", refusals=(InvalidArgumentError,)
+    ),
+    "testing.history_files.decode_history": Decoder(
+        _history, "history", lambda fields: encode_history(RecordedHistory(**fields)), refusals=(HistoryFileError,)
+    ),
 }
 """By where they are. Those with a blank in it are one function for several kinds of value."""
 
@@ -182,6 +196,15 @@ SAMPLES: Final = (
     OpenCall("e", "child-1", "cancel", is_given=True).encode(),
 )
 """Sound values that namespaces need not hold."""
+
+HISTORIES: Final = tuple(
+    encode_history(RecordedHistory("w", "order", state, 1_700_000_000_000, waits, ("step 'charge': completed",), pairs))
+    for state, waits, pairs in (
+        ("sleeping", ("a message, in the read 'wait'",), {layout.STATE_KEY: b"sleeping", layout.INPUT_KEY: b"\x05"}),
+        ("completed", (), {layout.STATE_KEY: b"completed"}),
+    )
+)
+"""Sound files of recorded histories."""
 
 SEALED: Final = tuple(
     seal_value(key, value, GuardedCodec(_Reverse(), "workflow-1"))
@@ -211,7 +234,7 @@ THROUGH: Final[dict[str, str]] = {
 
 def decoders_of_packages() -> Iterator[str]:
     """Every function and method that is named like a decoder, as `layer.module.name`."""
-    for layer in ("storage", "workflow", "actors"):
+    for layer in ("storage", "workflow", "actors", "testing"):
         for path in sorted((ROOT / layer / "perdure" / layer).rglob("*.py")):
             module = ".".join((layer, *path.relative_to(ROOT / layer / "perdure" / layer).with_suffix("").parts))
             yield from (f"{module}.{name}" for name in _functions(ast.parse(path.read_text(encoding="utf-8"))))

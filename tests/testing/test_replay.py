@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -533,6 +535,7 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
         ('{"perdure_history": 2}', "is of version 2"),
         ('{"perdure_history": 1}', "is damaged"),
         ('{"perdure_history": 1, "pairs": 1}', "is damaged"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_other_files_are_refused(text: str, what: str, tmp_path: Path) -> None:
@@ -540,6 +543,52 @@ def test_other_files_are_refused(text: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(HistoryFileError, match=what) as caught:
         read_history(tmp_path / "a.json")
     assert caught.value.path == str(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"state": "sleepy"},
+        {"state": 1},
+        {"workflow": None},
+        {"workflow_id": "\ud800"},
+        {"recorded_at_ms": -1},
+        {"recorded_at_ms": 2**64},
+        {"recorded_at_ms": math.inf},
+        {"recorded_at_ms": True},
+        {"waits": [1]},
+        {"outline": None},
+        {"pairs": {"0": "00"}},
+    ],
+)
+def test_a_file_of_which_a_field_is_damaged_is_refused_as_a_file(damage: dict[str, Any], tmp_path: Path) -> None:
+    """S41: an edited file, or one of a merge that went wrong."""
+    history = recorded(order)
+    history.save(tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(content | damage))
+    with pytest.raises(HistoryFileError, match="is damaged"):
+        assert_replayable(order, tmp_path / "a.json")
+
+
+def test_the_directory_of_the_first_history_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    history = recorded(order)
+
+    async def main() -> None:
+        await record_history(history.pairs, "tests/histories/order-waits.json")
+        await record_history(history.pairs, "order-waits.json")
+
+    run_virtual(main)
+    assert_replayable(order, "tests/histories/order-waits.json")
+    assert_replayable(order, "order-waits.json")
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HistoryFileError, match="cannot be written") as caught:
+        recorded(order).save(tmp_path / "file" / "order-waits.json")
+    assert caught.value.path == str(tmp_path / "file" / "order-waits.json")
 
 
 def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
@@ -555,6 +604,12 @@ def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
     snapshot = run_virtual(load_snapshot, MemoryDriver())
     with pytest.raises(InvalidArgumentError, match="stored bytes"):
         assert_replayable(order, snapshot)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"write workflows=\[parcel\]"):
+        assert_replayable(order, recorded(order), workflows=order)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"not str and str; give dict\(await driver.list\(b''\)\)"):
+        assert_replayable(order, {"a": "b"})  # type: ignore[dict-item]
+    with pytest.raises(InvalidArgumentError, match="'sleepy', the state of the history of 'w', is none"):
+        assert_replayable(order, replace(recorded(order), state="sleepy"))
     with pytest.raises(InvalidArgumentError, match=r"workflow\(name='order'\)\(saga\)"):
         assert_replayable(saga, recorded(order))
 
@@ -608,3 +663,11 @@ def test_a_running_supervisor_s_workflow_and_its_files_are_sources(tmp_path: Pat
 async def test_nothing_is_recorded_of_what_is_no_source() -> None:
     with pytest.raises(InvalidArgumentError, match="give a supervisor"):
         await record_history(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="give a supervisor"):
+        await record_history(MemoryDriver)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="not str and str"):
+        await record_history({"a": "b"})  # type: ignore[dict-item]
+    with pytest.raises(InvalidArgumentError, match="the path of a file is needed, not 3"):
+        await record_history(MemoryDriver(), 3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="clock must be an object with now_ms"):
+        await record_history(MemoryDriver(), clock=3)  # type: ignore[arg-type]

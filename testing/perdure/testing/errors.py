@@ -137,7 +137,7 @@ class UnexpectedEndingError(ExplorationError):
 
 
 class HistoryFileError(PerdureError):
-    """A file of a recorded history cannot be read, or exists already; `path` names it."""
+    """A file of a recorded history cannot be read or written, or exists already; `path` names it."""
 
     path: str
 

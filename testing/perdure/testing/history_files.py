@@ -5,7 +5,8 @@
    with its version; one that is not known is refused.
 3. `outline` says in words what the pairs hold, for people; it is not read back. It holds no values of users: a history that a
    codec encrypted stays secret.
-4. A file that is there is never overwritten: histories are added, and not changed.
+4. A file that is there is never overwritten: histories are added, and not changed. Its directory is made, as `open_supervisor`
+   makes its own: the first history of a project is no special case.
 5. No SQLite file is opened where it lies, but a copy of it: closing a second descriptor would drop the locks of whoever has it.
 """
 
@@ -26,8 +27,9 @@ from perdure.storage import CodedDriver, DecodeError, Driver, MemoryDriver, Sqli
 from perdure.storage.process_lock import ProcessLock
 from perdure.storage.schema import KIND_NAMES, EntryStatus, SleepEntry, SleepState, StepEntry
 from perdure.testing.errors import HistoryFileError
-from perdure.workflow import Clock, InvalidArgumentError, SystemClock
+from perdure.workflow import Clock, InvalidArgumentError, SystemClock, WorkflowState
 from perdure.workflow.history import History, order_of_location
+from perdure.workflow.post import check_clock
 
 __all__ = ["RecordedHistory", "read_history", "record_history"]
 
@@ -64,28 +66,20 @@ class RecordedHistory:
         return f"workflow {self.workflow_id!r} ({self.workflow}) is {self.state}{waits}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a new file.
+        """Write it to a new file; its directory is made if it is not there.
 
         Raises:
-            HistoryFileError: There is such a file.
+            HistoryFileError: There is such a file, or it cannot be written.
+            InvalidArgumentError: `path` is none.
         """
-        content: dict[str, Any] = {
-            "perdure_history": VERSION,
-            "workflow_id": self.workflow_id,
-            "workflow": self.workflow,
-            "state": self.state,
-            "recorded_at": _iso(self.recorded_at_ms),
-            "recorded_at_ms": self.recorded_at_ms,
-            "waits": list(self.waits),
-            "outline": list(self.outline),
-            "pairs": {key.hex(): self.pairs[key].hex() for key in sorted(self.pairs)},
-        }
+        name = _check_is_new(path)
+        data = encode_history(self)
         try:
-            with open(path, "x", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, ensure_ascii=False)
-                file.write("\n")
-        except FileExistsError:
-            raise _exists(path) from None
+            os.makedirs(os.path.dirname(name) or os.curdir, exist_ok=True)
+            with open(name, "xb") as file:
+                file.write(data)
+        except OSError as error:
+            raise HistoryFileError(f"{name} cannot be written: {error}", path=name) from error
 
 
 def read_history(path: str | os.PathLike[str]) -> RecordedHistory:
@@ -96,30 +90,74 @@ def read_history(path: str | os.PathLike[str]) -> RecordedHistory:
     """
     name = os.fspath(path)
     try:
-        content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         raise HistoryFileError(f"{name} is not there; record it with record_history(...)", path=name) from None
     except (OSError, ValueError) as error:
+        raise HistoryFileError(f"{name} cannot be read: {error}", path=name) from error
+    return decode_history(data, name)
+
+
+def encode_history(history: RecordedHistory) -> bytes:
+    """The content of its file."""
+    content: dict[str, Any] = {
+        "perdure_history": VERSION,
+        "workflow_id": history.workflow_id,
+        "workflow": history.workflow,
+        "state": history.state,
+        "recorded_at": _iso(history.recorded_at_ms),
+        "recorded_at_ms": history.recorded_at_ms,
+        "waits": list(history.waits),
+        "outline": list(history.outline),
+        "pairs": {key.hex(): history.pairs[key].hex() for key in sorted(history.pairs)},
+    }
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def decode_history(data: bytes, name: str) -> RecordedHistory:
+    """The history that a file holds; `name` is the file's.
+
+    Raises:
+        HistoryFileError: It holds none, or one of a later version.
+    """
+    try:
+        content: Any = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
         raise HistoryFileError(f"{name} cannot be read: {error}", path=name) from error
     told: dict[str, Any] = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     version: object = told.get("perdure_history")
     if version != VERSION:
         what = "holds no recorded history" if version is None else f"is of version {version!r}"
         raise HistoryFileError(
-            f"{name} {what}; this Perdure reads version {VERSION}, as record_history(...) writes it", path=name
+            f"{name} {what:.80}; this Perdure reads version {VERSION}, as record_history(...) writes it", path=name
         )
     try:
         return RecordedHistory(
-            str(told["workflow_id"]),
-            str(told["workflow"]),
-            str(told["state"]),
-            int(told["recorded_at_ms"]),
-            tuple(told["waits"]),
-            tuple(told["outline"]),
+            _text(told["workflow_id"]),
+            _text(told["workflow"]),
+            WorkflowState(_text(told["state"])).value,
+            _time_ms(told["recorded_at_ms"]),
+            tuple(map(_text, told["waits"])),
+            tuple(map(_text, told["outline"])),
             {bytes.fromhex(key): bytes.fromhex(value) for key, value in told["pairs"].items()},
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise HistoryFileError(f"{name} is damaged: {type(error).__name__}: {error}", path=name) from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    value.encode()  # half a surrogate pair is refused
+    return value
+
+
+def _time_ms(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.40} is no time")
+    if not 0 <= (time_ms := int(value)) <= layout.U64_MAX // 2:
+        raise ValueError(f"{value!r:.40} is no time")
+    return time_ms
 
 
 async def record_history(
@@ -137,18 +175,19 @@ async def record_history(
         source: Where it is: a supervisor, which may be running it; a driver; the SQLite file of a backup, or of a data
             directory that no process has; or all pairs. Values that a codec changed are recorded as they are stored;
             from a `CodedDriver`, as it gives them, decoded.
-        path: The file to make; `None`: none.
+        path: The file to make, with its directory; `None`: none.
         workflow_id: Which of the supervisor's workflows.
         clock: Where the time comes from that the history is marked with; the system's clock unless given. Of the
             supervisor, its own.
 
     Raises:
-        HistoryFileError: `path` exists; or `source` is a file that is not there, or no SQLite file.
-        InvalidArgumentError: Nothing can be recorded of it.
+        HistoryFileError: `path` exists or cannot be written; or `source` is a file that is not there, or no SQLite file.
+        InvalidArgumentError: Nothing can be recorded of it; or `path` or `clock` is something else.
         WorkflowNotFoundError: The supervisor has no such workflow.
         StoreLockedError: The file belongs to a data directory that a process has.
         DecodeError: What is stored is damaged, or no workflow.
     """
+    check_clock(clock)
     if path is not None:
         _check_is_new(path)
     pairs = await _pairs(source, workflow_id)
@@ -160,21 +199,35 @@ async def record_history(
     return recorded
 
 
-def _check_is_new(path: str | os.PathLike[str]) -> None:
-    if os.path.exists(path):
-        raise _exists(path)
+def _check_is_new(path: object) -> str:
+    """The path, of what is not there yet."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgumentError(
+            f"the path of a file is needed, not {path!r:.80}; write 'tests/histories/order.json'"
+        )
+    name = os.fspath(cast("str | os.PathLike[str]", path))
+    if os.path.exists(name):
+        raise HistoryFileError(
+            f"{name} exists; recorded histories are added to, never changed: choose another name", path=name
+        )
+    return name
 
 
-def _exists(path: str | os.PathLike[str]) -> HistoryFileError:
-    name = os.fspath(path)
-    return HistoryFileError(
-        f"{name} exists; recorded histories are added to, never changed: choose another name", path=name
-    )
+def check_pairs(pairs: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """A copy of all that is stored; refuses what is no bytes."""
+    given: Mapping[Any, Any] = pairs
+    for key, value in given.items():
+        if not (isinstance(key, bytes) and isinstance(value, bytes)):
+            raise InvalidArgumentError(
+                f"pairs are bytes as they are stored, not {type(key).__name__} and {type(value).__name__}; give "
+                "dict(await driver.list(b''))"
+            )
+    return dict(pairs)
 
 
 async def _pairs(source: object, workflow_id: str | None) -> dict[bytes, bytes]:
     if isinstance(source, Mapping):
-        return dict(cast("Mapping[bytes, bytes]", source))
+        return check_pairs(cast("Mapping[bytes, bytes]", source))
     if isinstance(source, Supervisor):
         if workflow_id is None:
             raise InvalidArgumentError(
@@ -186,7 +239,8 @@ async def _pairs(source: object, workflow_id: str | None) -> dict[bytes, bytes]:
             return await _pairs_of_file(backup)
     if isinstance(source, str | os.PathLike):
         return await _pairs_of_copy(Path(cast("str | os.PathLike[str]", source)))
-    if callable(getattr(source, "list", None)) and callable(getattr(source, "batch", None)):
+    is_driver = callable(getattr(source, "list", None)) and callable(getattr(source, "batch", None))
+    if is_driver and not isinstance(source, type):
         return dict(await cast("Driver", source).list(b""))
     raise InvalidArgumentError(
         f"nothing can be recorded of {source!r:.80}; give a supervisor, a driver, or a workflow's SQLite file"

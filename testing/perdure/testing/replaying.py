@@ -32,7 +32,14 @@ from trio.testing import MockClock
 
 from perdure.storage import MemoryDriver, ValueCodec, layout
 from perdure.testing.errors import NotReplayableError
-from perdure.testing.history_files import RecordedHistory, coded, describe_pairs, read_history, record_history
+from perdure.testing.history_files import (
+    RecordedHistory,
+    check_pairs,
+    coded,
+    describe_pairs,
+    read_history,
+    record_history,
+)
 from perdure.testing.virtual import holding, is_under_asyncio, run_virtual
 from perdure.workflow import (
     ANY_MESSAGE,
@@ -128,10 +135,16 @@ def assert_replayable(
     """
     definition = definition_of(workflow)
     at_ms = None if at is None else check_when_ms(at, "assert_replayable", "at=time.time()")
+    if isinstance(workflows, str) or not isinstance(workflows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"workflows takes several, not {workflows!r:.80}; write workflows=[parcel]")
     called = {each.name: each for each in map(definition_of, workflows)}
 
     async def replay() -> Replay:
         recorded, source, is_dated = await _recorded(history)
+        if recorded.state not in {state.value for state in WorkflowState}:
+            raise InvalidArgumentError(
+                f"{recorded.state!r:.80}, the state of {source}, is none; give what record_history(...) returned as it is"
+            )
         if recorded.workflow not in (definition.name, ""):
             raise InvalidArgumentError(
                 f"{source} is of workflow {recorded.workflow!r}, and {definition.name!r} was given; for a function that is to "
@@ -178,7 +191,7 @@ async def _recorded(history: object) -> tuple[RecordedHistory, str, bool]:
     if isinstance(history, RecordedHistory):
         return history, f"the history of {history.workflow_id!r}", True
     if isinstance(history, Mapping):
-        recorded = await describe_pairs(cast("Mapping[bytes, bytes]", history))
+        recorded = await describe_pairs(check_pairs(cast("Mapping[bytes, bytes]", history)))
         return recorded, f"the history of {recorded.workflow_id!r}", False
     if isinstance(history, str | os.PathLike):
         path = os.fspath(cast("str | os.PathLike[str]", history))
