@@ -58,8 +58,10 @@ async def explore_crashes(
             await explore_crashes(order, {"sku": 7}, messages=[("shipped", "TRACK-1")])
 
     Compared are how the workflows end, what they return, their histories without ids and times, and what happened in each
-    `EffectLedger`. Every run has an empty disk, a clock and a world of its own; every process begins with the globals of the
-    workflows' modules as they were first. Plain functions of steps run in place; nothing real is waited for.
+    `EffectLedger`. Every run has an empty disk, a clock and a world of its own; every process begins with the plain globals of
+    the workflows' modules as they were first: numbers, text, lists, dictionaries, sets and the like, what these hold, and what
+    functions cache. Attributes of classes and of other objects are not put back, nor what other modules hold. Plain functions of
+    steps run in place; nothing real is waited for.
 
     Works in any async test, under Trio or asyncio, in real or virtual time. Cancelled, it ends the run in progress, and waits
     for that.
