@@ -84,3 +84,17 @@ def test_a_container_that_holds_itself_is_no_trouble() -> None:
     amnesia.forget()
     assert len(loop) == 2
     assert loop[1] is loop
+
+
+def test_names_hold_what_they_held_first_whatever_they_hold_now() -> None:
+    """A global that was made lazily, bound anew or taken away is as it was; one that holds objects, now as then, is left."""
+    bank, late, rows = Service(), Service(), [1]
+    shop = module(client=None, rows=rows, limits=(1, 2), gone="x", bank=bank, other=bank)
+    amnesia = Amnesia([], [shop])
+    shop.client, shop.rows, shop.limits, shop.bank, shop.other, shop.fresh = Service(), [2], (3,), 5, late, {"a": 1}
+    del shop.gone
+    amnesia.forget()
+    assert (shop.client, shop.rows, shop.limits, shop.gone, shop.bank) == (None, [1], (1, 2), "x", bank)
+    assert shop.rows is rows
+    assert shop.other is late
+    assert not hasattr(shop, "fresh")

@@ -57,7 +57,9 @@ async def order(ctx: Context, cents: int) -> int:
 
 
 class Examples(WorkflowMachine):
-    """Starts an example with nothing outside."""
+    """Starts an example with nothing outside, which is a global here."""
+
+    keep_globals: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()

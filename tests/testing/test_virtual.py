@@ -7,10 +7,15 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 import trio
 import trio.lowlevel
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 from trio.testing import MockClock
 
 from perdure.actors import Supervisor
@@ -18,11 +23,14 @@ from perdure.storage import Batch, MemoryDriver, StorageError, ValueTooLargeErro
 from perdure.testing import (
     CrashPoint,
     FaultyDriver,
+    ProcessPlan,
     SimulatedClock,
     SimulatedCrash,
     SimulatedDisk,
     Simulation,
     VirtualTimeError,
+    WorkflowMachine,
+    process_rule,
     run_virtual,
     seeded_scheduling,
     virtual_supervisor,
@@ -406,3 +414,90 @@ async def _block() -> None:
 def test_under_asyncio_it_says_who_claimed_the_test() -> None:
     with pytest.raises(VirtualTimeError, match=r"asyncio_mode=auto.*anyio_backend"):
         asyncio.run(_block())
+
+
+remembered: dict[str, str] = {}
+token: object = None
+
+
+async def remember() -> None:
+    global token
+    token = remembered["token"] = "secret"
+
+
+@workflow
+async def forgetful(ctx: Context, _: None) -> list[object]:
+    await ctx.step("remember", remember)
+    await ctx.sleep("a-while", 60)
+    return [remembered.get("token"), token]
+
+
+async def _forgetful(supervisor: Supervisor) -> list[object]:
+    return await (await supervisor.spawn(forgetful, "w")).result()
+
+
+class TestWhatAProcessKeptInAGlobal:
+    """S39: every process of a simulation begins without what the one before it left in plain globals."""
+
+    def test_is_not_there_after_a_crash_at_any_write(self) -> None:
+        writes = Simulation([forgetful]).run(_forgetful).writes
+        for keep_globals, expected in ((False, {("secret", "secret"), (None, None)}), (True, {("secret", "secret")})):
+            found: set[tuple[object, ...]] = set()
+            for point in writes[:-1]:
+                simulation = Simulation([forgetful], keep_globals=keep_globals)
+                value = simulation.run_to_end(_forgetful, crashes=[CrashPoint(point.number, "after")])[-1].value
+                assert value is not None
+                found.add(tuple(value))
+            assert found == expected
+
+    def test_is_not_there_after_an_end_in_order_nor_on_another_computer(self) -> None:
+        async def look(supervisor: Supervisor) -> tuple[object, ...]:
+            return dict(remembered), token
+
+        simulation = Simulation([forgetful])
+        assert simulation.run(_forgetful).value == ["secret", "secret"]
+        assert (remembered, token) == ({"token": "secret"}, "secret"), "the test can look"
+        assert simulation.run(look).value == ({}, None)
+        assert simulation.run(_forgetful).value == ["secret", "secret"]
+        assert Simulation([forgetful]).run(look).value == ({}, None)
+
+    def test_but_what_the_test_did_in_between_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def look(supervisor: Supervisor) -> tuple[object, ...]:
+            return dict(remembered), token
+
+        simulation = Simulation([forgetful])
+        monkeypatch.setitem(remembered, "before", "b")
+        simulation.run(_forgetful)
+        monkeypatch.setitem(globals(), "token", 3)
+        assert simulation.run(look).value == ({"before": "b"}, 3)
+
+    def test_is_not_there_in_further_modules(self) -> None:
+        shop = ModuleType("shop")
+        vars(shop).update(seen=[])
+
+        async def see(supervisor: Supervisor) -> int:
+            shop.seen.append(1)
+            return len(shop.seen)
+
+        simulation = Simulation([forgetful], modules=[shop])
+        assert [simulation.run(see).value for _ in range(2)] == [1, 1]
+
+    def test_is_found_by_a_machine(self) -> None:
+        class Machine(WorkflowMachine):
+            workflows: ClassVar[Any] = [forgetful]
+
+            @process_rule(plan=st.just(ProcessPlan(stays_s=1)))
+            async def begin(self, supervisor: Supervisor) -> None:
+                await supervisor.spawn(forgetful, "w")
+
+            async def check_end(self, supervisor: Supervisor) -> None:
+                for info in await supervisor.list():
+                    assert await (await supervisor.get(info.id)).result() == ["secret", "secret"]
+
+        class Remembering(Machine):
+            keep_globals: ClassVar[bool] = True
+
+        small = settings(max_examples=5, stateful_step_count=2, deadline=None, database=None, derandomize=True)
+        with pytest.raises(AssertionError, match="secret"):
+            run_state_machine_as_test(Machine, settings=small)
+        run_state_machine_as_test(Remembering, settings=small)

@@ -20,7 +20,7 @@ from perdure.testing.bridge import Link
 from perdure.testing.differences import Aspect, check_aspects
 from perdure.testing.faults import CrashPoint, When
 from perdure.testing.scenario import FinishedRun, Mail, Scenario
-from perdure.testing.virtual import OPTIONS, RESERVED, check_options
+from perdure.testing.virtual import OPTIONS, RESERVED, check_modules, check_options, check_several
 from perdure.workflow import InvalidArgumentError, WorkflowState, definition_of
 from perdure.workflow.checks import (
     check_duration,
@@ -103,8 +103,8 @@ class Asked:
             InvalidArgumentError: Something is wrong with it.
         """
         definition = definition_of(workflow)
-        others = _several(workflows, "workflows", "workflows=[parcel]")
-        modules = _modules(modules)
+        others = check_several(workflows, "workflows", "workflows=[parcel]")
+        modules = check_modules(modules)
         if recovery_crashes not in get_args(RecoveryCrashes):
             raise InvalidArgumentError(
                 f"recovery_crashes is 'one', 'all' or 'none', not {recovery_crashes!r}; write recovery_crashes='all'"
@@ -154,20 +154,6 @@ class Asked:
             options=self.options,
             link=link,
         )
-
-
-def _several(given: Iterable[WorkflowLike], what: str, example: str) -> tuple[WorkflowLike, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"{what} takes several, not {given!r:.80}; write {example}")
-    return tuple(given)
-
-
-def _modules(given: object) -> tuple[ModuleType, ...]:
-    listed = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
-    modules = tuple(each for each in listed if isinstance(each, ModuleType))
-    if not isinstance(given, Iterable) or len(modules) < len(listed):
-        raise InvalidArgumentError(f"modules takes modules that were imported, not {given!r:.80}; write modules=[shop]")
-    return modules
 
 
 def _timeout(given: float) -> float:

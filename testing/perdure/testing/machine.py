@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from math import inf
+from types import ModuleType
 from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import trio
@@ -78,6 +79,8 @@ class WorkflowMachine(RuleBasedStateMachine):
     Attributes:
         workflows: As for `open_supervisor`.
         options: What every process gives to `open_supervisor` besides.
+        keep_globals: Whether a process finds what the one before left in globals, which real ones do not; see `Simulation`.
+        modules: Further modules with globals that end with a process.
         must_come_to_rest: Whether the example fails unless each workflow ends, or waits for messages only, once no process dies
             any more. `False` where some go on for ever, or are to stop at a fault.
         simulation: The computer on which the processes run.
@@ -85,6 +88,8 @@ class WorkflowMachine(RuleBasedStateMachine):
 
     workflows: ClassVar[Iterable[WorkflowLike]] = ()
     options: ClassVar[Mapping[str, Any]] = {}
+    keep_globals: ClassVar[bool] = False
+    modules: ClassVar[Iterable[ModuleType]] = ()
     must_come_to_rest: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -93,7 +98,9 @@ class WorkflowMachine(RuleBasedStateMachine):
             raise InvalidArgumentError(
                 f"{type(self).__name__} does not say which workflows there are; write workflows = [order] in the class"
             )
-        self.simulation: Simulation = Simulation(self.workflows, **self.options)
+        self.simulation: Simulation = Simulation(
+            self.workflows, keep_globals=self.keep_globals, modules=self.modules, **self.options
+        )
         turn_ledgers_to(
             self.simulation.disk
         )  # an invariant that comes before the first process is not to see the example before

@@ -89,6 +89,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         amnesia.current_traces.reset(token)
         traces.undo()
+        amnesia.process_traces.undo()
 
 
 @pytest.hookimpl

@@ -212,7 +212,7 @@ class _Run:
         self.scenario = scenario
         self.crashes = crashes
         self.seed = seed
-        self.simulation = Simulation(scenario.workflows, **scenario.options)
+        self.simulation = Simulation(scenario.workflows, keep_globals=True, **scenario.options)  # amnesia says
         self.begun_ms = self.simulation.clock.now_ms()
         self.settled: set[int] = set()
 

@@ -1,23 +1,28 @@
 """A simulated computer: processes run on it one after the other, each in a Trio run of its own, and can be killed at any write.
 
-1. Nothing of a process survives but the disk, the clock, and what is outside (`EffectLedger`): each is its own `trio.run`.
+1. Each process is its own `trio.run`, and does not find what the one before it left in plain globals of the workflows' modules
+   (amnesia.py says which these are). What survives is the disk, the clock, what is outside (`EffectLedger`), and what the test
+   itself did in between.
 2. The same seed, code and crash point give the same run, write by write.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
 
 from perdure.actors import Supervisor, WorkflowInfo, WorkflowLike
+from perdure.testing.amnesia import process_traces
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
 from perdure.testing.faults import CrashPoint, Fault, WritePoint
 from perdure.testing.strays import watching
-from perdure.testing.virtual import check_options, run_virtual, virtual_supervisor
-from perdure.workflow import InvalidArgumentError
+from perdure.testing.virtual import check_modules, check_options, check_several, run_virtual, virtual_supervisor
+from perdure.workflow import InvalidArgumentError, definition_of
 
 __all__ = ["Incarnation", "Simulation", "list_all"]
 
@@ -50,11 +55,20 @@ class Simulation:
         simulation.run(begin, crash_at=CrashPoint(2, "after"))
         assert simulation.run(finish).value == "shipped"
 
+    What a process left in plain globals of the workflows' modules (numbers, text, lists, dictionaries and the like) can be looked
+    at until the next one begins, which does not find it. So count what happens outside in an `EffectLedger`, or in a module of
+    the test's own.
+
     Args:
         workflows: As for `open_supervisor`.
         disk: A new one in memory unless given.
         clock: A new one unless given.
+        keep_globals: Leave the globals as they are. Then what only a dead process knew is not found.
+        modules: Further modules with globals that end with a process.
         options: What every process gives to `open_supervisor` besides.
+
+    Raises:
+        InvalidArgumentError: An argument is wrong.
     """
 
     def __init__(
@@ -63,13 +77,18 @@ class Simulation:
         *,
         disk: SimulatedDisk | None = None,
         clock: SimulatedClock | None = None,
+        keep_globals: bool = False,
+        modules: Iterable[ModuleType] = (),
         **options: Any,
     ) -> None:
         check_options(options, "clock", "disk")
-        self.workflows: list[WorkflowLike] = list(workflows)
+        self.workflows: list[WorkflowLike] = list(check_several(workflows, "workflows", "workflows=[order]"))
         self.disk: SimulatedDisk = SimulatedDisk() if disk is None else disk
         self.clock: SimulatedClock = SimulatedClock() if clock is None else clock
         self.options = options
+        self._functions = [definition_of(each).function for each in self.workflows]
+        self._modules = check_modules(modules)
+        self._keeps_globals = keep_globals
 
     def run(
         self,
@@ -113,9 +132,20 @@ class Simulation:
                 value = await running
             return None if self.disk.has_crashed else value
 
-        value = run_virtual(live, seed=seed)
+        with self._forgetful():
+            value = run_virtual(live, seed=seed)
         gate = self.disk.gate
         return Incarnation(gate.life, value, gate.is_dead, gate.writes)
+
+    @contextmanager
+    def _forgetful(self) -> Generator[None]:
+        """A process, which knows nothing of the one before, whichever computer that was on."""
+        if self._keeps_globals:
+            yield
+            return
+        process_traces.forget()
+        with process_traces.watch(self._functions, self._modules):
+            yield
 
     def run_to_end(
         self,

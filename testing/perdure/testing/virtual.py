@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from functools import partial
 from inspect import signature
 from math import inf
+from types import ModuleType
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 from weakref import WeakKeyDictionary
 
@@ -34,7 +35,17 @@ from perdure.workflow import InvalidArgumentError, definition_of
 from perdure.workflow.checks import check_function
 from perdure.workflow.threads import HoldClock, virtual_time
 
-__all__ = ["OPTIONS", "RESERVED", "check_options", "holding", "is_under_asyncio", "run_virtual", "virtual_supervisor"]
+__all__ = [
+    "OPTIONS",
+    "RESERVED",
+    "check_modules",
+    "check_options",
+    "check_several",
+    "holding",
+    "is_under_asyncio",
+    "run_virtual",
+    "virtual_supervisor",
+]
 
 _holders: Final[WeakKeyDictionary[MockClock, int]] = WeakKeyDictionary()
 _thresholds: Final[WeakKeyDictionary[MockClock, float]] = WeakKeyDictionary()
@@ -68,6 +79,9 @@ async def virtual_supervisor(
     at `crash_at` or `crash_after_effect`; then the rest of the block is cancelled, nothing of it reaches the disk or an
     `EffectLedger`, and the program goes on after the block. `disk.has_crashed` says which it was. What the block itself raises
     comes out, of a dead process too: a failed `assert` after the crash, or in a `finally`.
+
+    Globals of modules outlive the block, which those of a real process do not: what only a dead process knew is found by
+    `explore_crashes`, by `Simulation` and by `WorkflowMachine`.
 
     Plain functions of steps run in place, on Trio's thread: they cannot use `trio.from_thread`. While something is done by
     `to_asyncio`, no virtual time passes.
@@ -192,6 +206,30 @@ def check_options(
             raise InvalidArgumentError(f"the simulation has its own {name}; leave {name}= out")
         if name not in OPTIONS:
             raise InvalidArgumentError(unknown(name, value))
+
+
+def check_several(given: Iterable[T], what: str, example: str) -> tuple[T, ...]:
+    """What takes several of something.
+
+    Raises:
+        InvalidArgumentError: It was given one, or a text.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"{what} takes several, not {given!r:.80}; write {example}")
+    return tuple(given)
+
+
+def check_modules(given: object) -> tuple[ModuleType, ...]:
+    """Modules that were imported.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    listed = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
+    modules = tuple(each for each in listed if isinstance(each, ModuleType))
+    if not isinstance(given, Iterable) or len(modules) < len(listed):
+        raise InvalidArgumentError(f"modules takes modules that were imported, not {given!r:.80}; write modules=[shop]")
+    return modules
 
 
 def _check_clock() -> HoldClock:
