@@ -594,6 +594,9 @@ class TestWhatCannotBeExplored:
             ({"compare": []}, "compare="),
             ({"check": 3}, "check=nobody_pays_twice"),
             ({"check": charge_once}, r"def check\(run\): assert"),
+            ({"compare": None}, r"not None; write compare="),
+            ({"messages": Mail("packed")}, r"messages takes several, not Mail.*messages=\[\('paid', 1999\)\]"),
+            ({"messages": None}, "messages takes several, not None"),
             ({"modules": ["shop"]}, r"modules=\[shop\]"),
             ({"modules": 3}, r"modules=\[shop\]"),
             ({"workflows": careless}, r"workflows=\[parcel\]"),
@@ -611,6 +614,7 @@ class TestWhatCannotBeExplored:
         [
             ({"check": lambda run: False}, r"check returned False.*assert"),
             ({"ignore": ["nonsense", "charge-card"]}, r"ignore=\['nonsense'\] names no entry"),
+            ({"ignore": ["nonsense"], "only": "0/after@seed0"}, r"ignore=\['nonsense'\] names no entry"),
             ({"only": "99/before@seed0"}, r"no write 99 .*only='\d+/after@seed0'"),
         ],
     )

@@ -38,6 +38,7 @@ from perdure.testing import (
 from perdure.workflow import (
     Context,
     InvalidArgumentError,
+    SystemClock,
     WorkflowState,
     current_step,
     run_workflow,
@@ -378,6 +379,9 @@ class TestWhatABlockRaisesAfterItsProcessDied:
         ({"crash_at": 3}, r"CrashPoint\(3, 'after'\)"),
         ({"durability": "normal"}, "leave durability= out"),
         ({"disk": "/tmp/x"}, r"SimulatedDisk\('/tmp/x'\)"),
+        ({"clock": SystemClock()}, r"clock=SimulatedClock\(\)"),
+        ({"clock": MockClock()}, r"clock=SimulatedClock\(\)"),
+        ({"clock": 3}, r"clock is a SimulatedClock, .* not 3"),
         ({"seed": 3}, "does not take seed="),
     ],
 )
@@ -398,12 +402,40 @@ def test_other_bad_arguments_say_what_to_write_too() -> None:
         FaultyDriver("x")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"crash_at=CrashPoint"):
         FaultyDriver(MemoryDriver(), crash_at=3)  # type: ignore[arg-type]
+    for delay in ("x", -1, float("nan")):
+        with pytest.raises(InvalidArgumentError, match=r"delay=0\.5"):
+            FaultyDriver(MemoryDriver(), delay=delay)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"gate=WriteGate\(\)"):
+        FaultyDriver(MemoryDriver(), gate=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"Simulation\(\[order\]\)"):
+        Simulation(sleeper)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"clock=SimulatedClock\(\)"):
+        Simulation([sleeper], clock=SystemClock())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"modules=\[shop\]"):
+        Simulation([sleeper], modules=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"crashes=\[CrashPoint\(3, 'after'\)\]"):
+        Simulation([sleeper]).run_to_end(_forgetful, crashes=CrashPoint(1))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"crash_at=CrashPoint"):
+        Simulation([sleeper]).run_to_end(_forgetful, crashes=[3])  # type: ignore[list-item]
     with pytest.raises(InvalidArgumentError, match=r"async def live\(supervisor\)"):
         Simulation([sleeper]).run(lambda supervisor: 3)  # type: ignore[arg-type,return-value]
     with pytest.raises(InvalidArgumentError, match="leave durability= out"):
         Simulation([sleeper], durability="full")
     with pytest.raises(InvalidArgumentError, match="seed"), seeded_scheduling("x"):  # type: ignore[arg-type]
         pass
+
+
+async def test_what_starts_trio_says_so_within_it(autojump_clock: MockClock) -> None:
+    """S39: a Trio run within a Trio run is refused with what to write, and not by Trio."""
+    simulation = Simulation([sleeper])
+    with pytest.raises(VirtualTimeError, match=r"async with virtual_supervisor"):
+        simulation.run(_eight)
+    with pytest.raises(VirtualTimeError, match=r"async with virtual_supervisor"):
+        simulation.run_to_end(_eight)
+    with pytest.raises(VirtualTimeError, match=r"await main\(\)"):
+        run_virtual(trio.sleep, 1)
+    with pytest.raises(VirtualTimeError, match=r"await supervisor\.list\(\)"):
+        simulation.disk.snapshots()
 
 
 async def _block() -> None:

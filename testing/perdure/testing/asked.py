@@ -17,10 +17,11 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from perdure.actors import WorkflowLike
 from perdure.testing.amnesia import Amnesia
 from perdure.testing.bridge import Link
+from perdure.testing.checks import check_modules, check_several
 from perdure.testing.differences import Aspect, check_aspects
 from perdure.testing.faults import CrashPoint, When
 from perdure.testing.scenario import FinishedRun, Mail, Scenario
-from perdure.testing.virtual import OPTIONS, RESERVED, check_modules, check_options, check_several
+from perdure.testing.virtual import OPTIONS, RESERVED, check_options
 from perdure.workflow import InvalidArgumentError, WorkflowState, definition_of
 from perdure.workflow.checks import (
     check_duration,
@@ -120,7 +121,7 @@ class Asked:
             workflow=workflow,
             workflow_id=f"{definition.name}-1" if workflow_id is None else workflow_id,
             input=input,
-            mail=tuple(_mail(each) for each in messages),
+            mail=tuple(_mail(each) for each in check_several(messages, "messages", "messages=[('paid', 1999)]")),
             seeds=_seeds(seeds),
             others=others,
             ends_as=_ends_as(ends_as, cancel_at),

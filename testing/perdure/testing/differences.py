@@ -199,11 +199,11 @@ def check_aspects(compare: Collection[str]) -> tuple[Aspect, ...]:
     Raises:
         InvalidArgumentError: It names something else.
     """
-    unknown = [each for each in compare if each not in ASPECTS]
-    if not compare and not isinstance(compare, str):
+    listed = list(compare) if isinstance(compare, Iterable) and not isinstance(compare, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if listed == []:
         raise InvalidArgumentError("with compare=[] every run is like every other; write compare=['effects', 'state']")
-    if unknown or isinstance(compare, str):
+    if listed is None or any(each not in ASPECTS for each in listed):
         raise InvalidArgumentError(
             f"compare takes some of {', '.join(map(repr, ASPECTS))}, not {compare!r}; write compare=['effects', 'state']"
         )
-    return tuple(each for each in ASPECTS if each in compare)
+    return tuple(each for each in ASPECTS if each in listed)

@@ -34,6 +34,7 @@ from perdure.storage import (
     layout,
 )
 from perdure.storage.attributes import Scalar
+from perdure.testing.checks import check_outside_of_trio
 from perdure.testing.errors import SimulatedCrash
 from perdure.testing.faults import FaultyDriver, When, WriteGate, WriteKind, WritePoint
 from perdure.workflow import InvalidArgumentError, WorkflowSnapshot, load_snapshot
@@ -139,9 +140,13 @@ class SimulatedDisk:
 
         Raises:
             InvalidArgumentError: A process uses the disk.
+            VirtualTimeError: It is called within Trio.
         """
         if self._is_in_use:
             raise InvalidArgumentError("a process uses this disk; look once it has ended, or ask its supervisor")
+        check_outside_of_trio(
+            "snapshots()", "look once the Trio run has ended, or ask a supervisor: await supervisor.list()"
+        )
         return trio.run(self._read_snapshots, codec, clock=MockClock(autojump_threshold=0))
 
     async def _read_snapshots(self, codec: ValueCodec | None) -> dict[str, WorkflowSnapshot]:

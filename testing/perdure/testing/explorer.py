@@ -106,6 +106,7 @@ class Explorer:
             if crashes:
                 self._check_only(crashes[0], whole)
                 self._explored(crashes, whole)
+            self._check_ignored()
             return self._result((seed,), [whole])
         wholes: list[FinishedRun] = []
         for seed in self.asked.seeds:
@@ -282,8 +283,9 @@ class Explorer:
     def _check_ignored(self) -> None:
         unmet = [name for name in self.asked.ignore if name not in self.scenario.ignored]
         if unmet:
+            histories = "any history that there was" if self.asked.only is None else "the histories of this run"
             raise InvalidArgumentError(
-                f"ignore={unmet!r} names no entry of any history that there was; write the name of a step, such as "
+                f"ignore={unmet!r} names no entry of {histories}; write the name of a step, such as "
                 "ignore=['measure'], or leave it out"
             )
 

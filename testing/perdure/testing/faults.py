@@ -23,7 +23,7 @@ from perdure.storage import Batch, BatchRefusedError, CommitUnknownError, Driver
 from perdure.storage.driver import SingleWrites, nowait_batch
 from perdure.testing.errors import SimulatedCrash
 from perdure.workflow import InvalidArgumentError
-from perdure.workflow.checks import check_driver
+from perdure.workflow.checks import check_driver, check_duration
 
 __all__ = [
     "CrashPoint",
@@ -296,6 +296,9 @@ class FaultyDriver(SingleWrites):
             write, so that a crash between two of them tears the batch. `None`: as the inner driver has it.
         gate: The process whose writes these are, when it has several drivers; then the arguments above are the gate's to say.
         workflow_id: What the gate is told.
+
+    Raises:
+        InvalidArgumentError: An argument is wrong.
     """
 
     def __init__(
@@ -315,7 +318,12 @@ class FaultyDriver(SingleWrites):
             check_crash(crash_at)
             check_faults(faults)
             gate = WriteGate()
-            gate.crash_at, gate.faults, gate.delay_s = crash_at, faults or {}, delay
+            gate.crash_at, gate.faults = crash_at, faults or {}
+            gate.delay_s = check_duration(delay, "delay", "delay=0.5")
+        elif not isinstance(gate, WriteGate):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(
+                f"gate is the WriteGate of a process, not {gate!r:.80}; write gate=WriteGate(), or leave gate= out"
+            )
         elif crash_at is not None or faults or delay:
             raise InvalidArgumentError("with gate= say what goes wrong on it: gate.crash_at = CrashPoint(3, 'after')")
         self.inner = inner

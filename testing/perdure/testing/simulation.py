@@ -17,11 +17,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from perdure.actors import Supervisor, WorkflowInfo, WorkflowLike
 from perdure.testing.amnesia import process_traces
+from perdure.testing.checks import check_modules, check_outside_of_trio, check_several
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk
-from perdure.testing.faults import CrashPoint, Fault, WritePoint
+from perdure.testing.faults import CrashPoint, Fault, WritePoint, check_crash
 from perdure.testing.strays import watching
-from perdure.testing.virtual import check_modules, check_options, check_several, run_virtual, virtual_supervisor
+from perdure.testing.virtual import check_computer, check_options, run_virtual, virtual_supervisor
 from perdure.workflow import InvalidArgumentError, definition_of
 
 __all__ = ["Incarnation", "Simulation", "list_all"]
@@ -82,7 +83,8 @@ class Simulation:
         **options: Any,
     ) -> None:
         check_options(options, "clock", "disk")
-        self.workflows: list[WorkflowLike] = list(check_several(workflows, "workflows", "workflows=[order]"))
+        check_computer(disk, clock)
+        self.workflows: list[WorkflowLike] = list(check_several(workflows, "workflows", "Simulation([order])"))
         self.disk: SimulatedDisk = SimulatedDisk() if disk is None else disk
         self.clock: SimulatedClock = SimulatedClock() if clock is None else clock
         self.options = options
@@ -111,7 +113,11 @@ class Simulation:
         Raises:
             Exception: What `process` or the supervisor raised, unless it did so because the process had died.
             InvalidArgumentError: An argument is wrong.
+            VirtualTimeError: It is called within Trio.
         """
+        check_outside_of_trio(
+            "a Simulation's process", "run it in a plain `def test_...()`, or take `async with virtual_supervisor(...)`"
+        )
 
         async def live() -> T | None:
             value: T | None = None
@@ -167,7 +173,12 @@ class Simulation:
 
         Raises:
             Exception: What `process` or the supervisor raised, unless the process died first.
+            InvalidArgumentError: An argument is wrong.
+            VirtualTimeError: It is called within Trio.
         """
+        crashes = check_several(crashes, "crashes", "crashes=[CrashPoint(3, 'after')]")
+        for each in crashes:
+            check_crash(each)
         lived: list[Incarnation[T]] = []
         with watching():
             for number, crash_at in enumerate([*crashes, None]):

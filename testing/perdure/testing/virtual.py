@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from functools import partial
 from inspect import signature
 from math import inf
-from types import ModuleType
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 from weakref import WeakKeyDictionary
 
@@ -25,6 +24,7 @@ from trio.testing import MockClock
 from perdure.actors import Supervisor, WorkflowLike, open_supervisor
 from perdure.storage import PerdureError
 from perdure.testing.amnesia import current_traces
+from perdure.testing.checks import check_outside_of_trio
 from perdure.testing.clock import SimulatedClock
 from perdure.testing.disk import SimulatedDisk, current_disk
 from perdure.testing.errors import SimulatedCrash, VirtualTimeError
@@ -38,9 +38,8 @@ from perdure.workflow.threads import HoldClock, virtual_time
 __all__ = [
     "OPTIONS",
     "RESERVED",
-    "check_modules",
+    "check_computer",
     "check_options",
-    "check_several",
     "holding",
     "is_under_asyncio",
     "run_virtual",
@@ -104,8 +103,7 @@ async def virtual_supervisor(
     check_crash(crash_at)
     check_faults(faults)
     check_options(options)
-    if not isinstance(disk, SimulatedDisk | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"disk is a SimulatedDisk, not {disk!r:.80}; write disk=SimulatedDisk({disk!r:.80})")
+    check_computer(disk, clock)
     hold_clock = _check_clock()
     check_effect_number(crash_after_effect)
     disk = SimulatedDisk() if disk is None else disk
@@ -208,28 +206,18 @@ def check_options(
             raise InvalidArgumentError(unknown(name, value))
 
 
-def check_several(given: Iterable[T], what: str, example: str) -> tuple[T, ...]:
-    """What takes several of something.
+def check_computer(disk: object, clock: object) -> None:
+    """What outlives a process, each `None` or simulated.
 
     Raises:
-        InvalidArgumentError: It was given one, or a text.
+        InvalidArgumentError: One of them is something else.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"{what} takes several, not {given!r:.80}; write {example}")
-    return tuple(given)
-
-
-def check_modules(given: object) -> tuple[ModuleType, ...]:
-    """Modules that were imported.
-
-    Raises:
-        InvalidArgumentError: It is something else.
-    """
-    listed = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
-    modules = tuple(each for each in listed if isinstance(each, ModuleType))
-    if not isinstance(given, Iterable) or len(modules) < len(listed):
-        raise InvalidArgumentError(f"modules takes modules that were imported, not {given!r:.80}; write modules=[shop]")
-    return modules
+    if not isinstance(disk, SimulatedDisk | None):
+        raise InvalidArgumentError(f"disk is a SimulatedDisk, not {disk!r:.80}; write disk=SimulatedDisk({disk!r:.80})")
+    if not isinstance(clock, SimulatedClock | None):
+        raise InvalidArgumentError(
+            f"clock is a SimulatedClock, which runs on virtual time, not {clock!r:.80}; write clock=SimulatedClock()"
+        )
 
 
 def _check_clock() -> HoldClock:
@@ -292,7 +280,11 @@ def run_virtual(fn: Callable[[Unpack[Ts]], Awaitable[T]], *args: Unpack[Ts], see
 
     Returns:
         What it returned.
+
+    Raises:
+        VirtualTimeError: It is called within a Trio run.
     """
     check_function(fn, "what is run", "run_virtual(main)")
+    check_outside_of_trio("run_virtual", "write `await main()` here, or call run_virtual in a plain `def test_...()`")
     with seeded_scheduling(seed):
         return trio.run(fn, *args, clock=MockClock(autojump_threshold=0))
