@@ -304,6 +304,10 @@ class Supervisor(Overseer, Scheduling):
 
         Args:
             grace: Seconds, 0 or more, that running steps may take; then the rest is evicted. The supervisor's own unless given.
+
+        Raises:
+            StorageError: It has come to rest, and the catalog could not be written. What it says is too early then, which is
+                harmless, and it is tried again; nothing of a workflow is lost.
         """
         await self._shutdown.drain(None if grace is None else check_duration(grace, "grace", "grace=10.0"))
         await self._keeper.flush()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from perdure.actors import Supervisor, WorkflowLimit
+from perdure.storage import StorageError
 from perdure.storage.wake import TERMINAL_STATES
 from perdure.testing import SimulatedClock, SimulatedDisk, run_virtual, virtual_supervisor
 from simulation.clients import Clients, ClientState, end_sink, persist
@@ -185,7 +187,8 @@ class _Run:
                         self._blame_hang(supervisor)
                     nursery.cancel_scope.cancel()
                 if life.drains:
-                    await supervisor.drain()
+                    with suppress(StorageError):  # of the catalog, which is tried again as the block is left
+                        await supervisor.drain()
         return is_done and not self.disk.has_crashed
 
     async def _all_clients(self, supervisor: Supervisor) -> None:
