@@ -4,7 +4,8 @@
    written share the next one, so branches that finish together cost one commit.
 2. A commit is shielded from cancellation: the record of work that was done is not lost to an eviction.
 3. Who reads what is recorded and tells it to the outside waits until nothing of it is pending (`settle`). Whoever has committed
-   meanwhile goes on only after that: a workflow that records without a pause would else never be seen at rest.
+   goes on only after those who waited then have looked: a workflow that records without a pause would else never be seen at
+   rest. Those who come later wait for the next commit, so that nobody who looks again and again holds the workflow up.
 4. A batch that was refused goes back to pending. Any other failure means unknown: the committer is broken for good, every
    waiter gets that error, and the activation has to end and read again.
 """
@@ -24,6 +25,16 @@ __all__ = ["COMMITS_PER_TURN", "Committer"]
 
 COMMITS_PER_TURN: Final = 16
 """How many commits a lone branch makes before it lets others run: a turn of the scheduler costs about half a step."""
+
+
+class _Round:
+    """Those who wait together for a moment at which nothing is pending: how many they are, and whether all have looked."""
+
+    __slots__ = ("over", "size")
+
+    def __init__(self) -> None:
+        self.size: int = 0
+        self.over: trio.Event = trio.Event()
 
 
 class Committer:
@@ -52,8 +63,8 @@ class Committer:
         if watch is not None and self._batch_nowait is not None:
             self._batch_nowait = watch.watched(self._batch_nowait)
         self._writing: trio.Event | None = None
-        self._settled: trio.Event | None = None
-        self._settlers = 0
+        self._round: _Round | None = None
+        self._held: _Round | None = None
         self.durable_version: int = pending.version
         self.commits: int = 0
         self.broken: BaseException | None = None
@@ -73,7 +84,9 @@ class Committer:
         version = self._pending.version
         if self.durable_version >= version:
             return True
-        return self.is_alone and self._settled is None and self._declined_version != version and self._write_nowait()
+        if self._round is not None or self._held is not None:
+            return False
+        return self.is_alone and self._declined_version != version and self._write_nowait()
 
     async def commit(self) -> None:
         """Return once everything recorded before the call is durable.
@@ -87,26 +100,35 @@ class Committer:
         if self.commit_nowait():
             return
         await self._commit()
-        if self._settled is not None:
+        if self._round is not None and self.is_clean:
+            self._held, self._round = self._round, None
+        if self._held is not None:
             with trio.CancelScope(shield=True):
-                await self._settled.wait()
+                await self._held.over.wait()
 
     async def settle(self) -> None:
-        """Return once nothing is pending; until the caller gives others a turn, `pending` stays so. Raises as `commit` does.
+        """Return once nothing is pending; until the caller gives others a turn, it stays so. Raises as `commit` does.
 
         Cancellation does not interrupt a batch that is being written.
         """
-        if self._settled is None:
-            self._settled = trio.Event()
-        self._settlers += 1
-        try:
-            while not self.is_clean:
+        while not self.is_clean:
+            if self._round is None:
+                self._round = _Round()
+            waiting = self._round
+            waiting.size += 1
+            try:
                 await self._commit()
-        finally:
-            self._settlers -= 1
-            if not self._settlers:
-                self._settled.set()
-                self._settled = None
+            finally:
+                waiting.size -= 1
+                if not waiting.size:
+                    self._end_round(waiting)
+
+    def _end_round(self, waiting: _Round) -> None:
+        waiting.over.set()
+        if self._round is waiting:
+            self._round = None
+        if self._held is waiting:
+            self._held = None
 
     async def _commit(self) -> None:
         target = self._pending.version
