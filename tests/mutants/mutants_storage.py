@@ -141,10 +141,10 @@ STORAGE_MUTANTS: Final = (
             _in(
                 "catalog",
                 '        """Remove all that is known of a workflow."""\n'
-                "        with _errors(self._path), self._transaction():\n"
+                "        with self._using(), self._transaction():\n"
                 "            remove_row(self._connection, workflow_id)\n",
                 '        """Remove all that is known of a workflow."""\n'
-                "        with _errors(self._path), self._transaction():\n",
+                "        with self._using(), self._transaction():\n",
             ),
         ),
     ),

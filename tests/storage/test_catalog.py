@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -470,3 +471,15 @@ async def test_damage_is_reported_to_the_owner_once(path: Path) -> None:
             await access.ask(Catalog.list_rows, Question(), 5_000)
     assert reports == ["damaged"]
     await access.aclose(Meta(1, None, clean=True))
+
+
+def test_threads_may_ask_at_once(catalog: Catalog) -> None:
+    """As where somebody asks for the path of a file while the catalog is at work in a thread."""
+    catalog.put_file(FileRecord("order-1", "order-1.sqlite"))
+
+    def ask(_: int) -> set[str]:
+        found = {catalog.file("order-1") for _ in range(1000)}
+        return {record.file for record in found if record is not None}
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set().union(*threads.map(ask, range(4))) == {"order-1.sqlite"}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -82,12 +83,13 @@ class FileRecord:
 
 
 class Catalog:
-    """One open catalog file. Synchronous: the store decides in which thread, one call at a time."""
+    """One open catalog file. Synchronous: the store decides in which thread. A call that comes meanwhile waits."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
         self._log_path = f"{path}-wal"
         self._connection = connection
+        self._lock = threading.RLock()
         keep_in_fork(connection)
 
     @classmethod
@@ -139,7 +141,7 @@ class Catalog:
 
     def start(self) -> None:
         """Begin the transaction of a rebuild, in an empty file: until `finish` the file is no catalog."""
-        with _errors(self._path):
+        with self._using():
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -148,7 +150,7 @@ class Catalog:
 
     def add(self, rows: Iterable[tuple[CatalogRow, FileRecord]]) -> None:
         """Add what a rebuild found, inside its transaction."""
-        with _errors(self._path):
+        with self._using():
             for row, record in rows:
                 put_row(self._connection, row)
                 self._connection.execute(
@@ -157,14 +159,14 @@ class Catalog:
 
     def finish(self) -> None:
         """End the transaction of a rebuild."""
-        with _errors(self._path):
+        with self._using():
             self._connection.execute("COMMIT")
 
     # What the store keeps.
 
     def meta(self) -> Meta | None:
         """Who wrote this catalog, or `None` when it does not say."""
-        with _errors(self._path):
+        with self._using():
             pairs = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
         session, boot_id, clean = pairs.get("session"), pairs.get("boot_id"), pairs.get("clean")
         if not isinstance(session, int):
@@ -173,7 +175,7 @@ class Catalog:
 
     def set_meta(self, meta: Meta) -> None:
         """Write who owns the catalog; this, and all that was written before it, is durable on return."""
-        with _errors(self._path):
+        with self._using():
             self._connection.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 self._connection.executemany(
@@ -200,14 +202,14 @@ class Catalog:
 
     def put_file(self, record: FileRecord) -> None:
         """Say which file of a workflow is current."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             self._connection.execute(
                 "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
             )
 
     def move(self, record: FileRecord, workflow_id: str) -> FileRecord:
         """Give a file, and its row unless there is one already, to another id."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             self._connection.execute(
                 "UPDATE OR IGNORE files SET workflow_id = ? WHERE workflow_id = ?", (workflow_id, record.workflow_id)
             )
@@ -220,13 +222,13 @@ class Catalog:
 
     def settle(self, row: CatalogRow, record: FileRecord) -> None:
         """Replace a row with what its file turned out to say; when the workflow was made stays as it was known."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             created = self._value("SELECT created_at_ms FROM workflows WHERE workflow_id = ?", record.workflow_id)
             put_row(self._connection, row if created is None else replace(row, created_at_ms=created))
 
     def correct(self, before: CatalogRow | None, read: CatalogRow, *, is_open: bool) -> bool:
         """Make a row what its namespace calls for, unless it changed since it was `before`; whether that changed it."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             if get_row(self._connection, read.workflow_id) != before:
                 return False
             row = corrected(before, storable(read), is_open=is_open)
@@ -236,14 +238,14 @@ class Catalog:
 
     def clear_problem(self, workflow_id: str) -> None:
         """Clear the problem of a row, if there is one, and make the workflow due at once."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             self._connection.execute(
                 "UPDATE workflows SET problem = NULL, next_wake_ms = 0 WHERE workflow_id = ?", (workflow_id,)
             )
 
     def mark(self, record: FileRecord, problem: str, *, set_aside: bool) -> None:
         """Write that a workflow's file cannot be used, and whether a damaged copy of it was set aside."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             self._connection.execute(
                 "UPDATE workflows SET problem = ? WHERE workflow_id = ?",
                 ((STORAGE_PROBLEM + problem).encode(errors="backslashreplace").decode(), record.workflow_id),
@@ -260,7 +262,7 @@ class Catalog:
 
     def begin_delete(self, record: FileRecord) -> None:
         """Note that a workflow's files are about to go."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             self._connection.execute(
                 "INSERT OR REPLACE INTO deletions VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
             )
@@ -271,12 +273,12 @@ class Catalog:
 
     def cancel_delete(self, workflow_id: str) -> None:
         """Forget a deletion that could not begin."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             self._connection.execute("DELETE FROM deletions WHERE workflow_id = ?", (workflow_id,))
 
     def finish_delete(self, workflow_id: str) -> None:
         """Remove all that is known of a workflow."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             remove_row(self._connection, workflow_id)
             for table in ("files", "deletions"):
                 self._connection.execute(f"DELETE FROM {table} WHERE workflow_id = ?", (workflow_id,))
@@ -285,13 +287,13 @@ class Catalog:
 
     def put_rows(self, rows: Sequence[CatalogRow]) -> None:
         """Insert or replace rows; all of them or none."""
-        with _errors(self._path), self._transaction():
+        with self._using(), self._transaction():
             for row in rows:
                 put_row(self._connection, row)
 
     def get_row(self, workflow_id: str) -> CatalogRow | None:
         """The row of one workflow, or `None`."""
-        with _errors(self._path):
+        with self._using():
             return get_row(self._connection, workflow_id)
 
     def find_due(self, now_ms: int, limit: int, since_ms: int = 0, after: str | None = None) -> list[CatalogRow]:
@@ -307,24 +309,24 @@ class Catalog:
 
     def next_wake_ms(self, since_ms: int = 0) -> int | None:
         """The earliest wake, from `since_ms` on, of all rows without a problem, or `None`."""
-        with _errors(self._path):
+        with self._using():
             found: int | None = self._value(NEXT_WAKE, min(since_ms, INTEGER_MAX))
             return found
 
     def list_rows(self, question: Question, limit: int) -> list[CatalogRow]:
         """Rows in order of creation."""
-        with _errors(self._path):
+        with self._using():
             found = catalog_questions.select(self._connection, question, limit)
         return [row_of(each) for each in found]
 
     def count_rows(self, question: Question) -> int:
         """How many rows there are."""
-        with _errors(self._path):
+        with self._using():
             return catalog_questions.count(self._connection, question)
 
     def list_types(self) -> list[str]:
         """The types that there are rows of, in order."""
-        with _errors(self._path):
+        with self._using():
             return catalog_questions.types(self._connection)
 
     # The file.
@@ -338,7 +340,7 @@ class Catalog:
 
     def checkpoint(self) -> None:
         """Move the write-ahead log's content into the file; syncs the disk twice."""
-        with _errors(self._path):
+        with self._using():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def database(self) -> sqlite_utils.Database:
@@ -350,7 +352,7 @@ class Catalog:
     def close(self) -> None:
         """Close the file, checkpointing it. Closing twice is fine."""
         release_from_fork(self._connection)
-        with _errors(self._path):
+        with self._using():
             self._connection.close()
 
     def _value(self, statement: str, *values: object) -> Any:
@@ -358,7 +360,7 @@ class Catalog:
         return None if found is None else found[0]
 
     def _rows(self, statement: str, *values: object) -> list[CatalogRow]:
-        with _errors(self._path):
+        with self._using():
             return select_rows(self._connection, statement, values)
 
     def _record(self, condition: str, *values: object) -> FileRecord | None:
@@ -366,11 +368,17 @@ class Catalog:
         return records[0] if records else None
 
     def _records(self, statement: str, values: tuple[object, ...]) -> list[FileRecord]:
-        with _errors(self._path):
+        with self._using():
             found = self._connection.execute(statement, values).fetchall()
         return [
             FileRecord(workflow_id, file, set_aside != 0, problem) for workflow_id, file, set_aside, problem in found
         ]
+
+    @contextmanager
+    def _using(self) -> Generator[None, None, None]:
+        """One thread at a time: `sqlite3` hands a statement that is being prepared to every thread that asks for the same one."""
+        with self._lock, _errors(self._path):
+            yield
 
     @contextmanager
     def _transaction(self) -> Generator[None, None, None]:
