@@ -26,11 +26,8 @@ def check_outside_of_trio(call: str, advice: str) -> None:
     Raises:
         VirtualTimeError: It is.
     """
-    try:
-        trio.lowlevel.current_trio_token()
-    except RuntimeError:
-        return
-    raise VirtualTimeError(f"{call} starts Trio, and this is within it already; {advice}")
+    if trio.lowlevel.in_trio_run():
+        raise VirtualTimeError(f"{call} starts Trio, and this is within it already; {advice}")
 
 
 def check_several(given: Iterable[T], what: str, example: str) -> tuple[T, ...]:

@@ -101,9 +101,8 @@ class WorkflowMachine(RuleBasedStateMachine):
         self.simulation: Simulation = Simulation(
             self.workflows, keep_globals=self.keep_globals, modules=self.modules, **self.options
         )
-        turn_ledgers_to(
-            self.simulation.disk
-        )  # an invariant that comes before the first process is not to see the example before
+        # An invariant that is asked before the first process is not to see the example before.
+        turn_ledgers_to(self.simulation.disk)
         self._is_begun: bool | None = None
         self._surrounding = sys.exc_info()[1]
 

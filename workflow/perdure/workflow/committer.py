@@ -131,6 +131,7 @@ class Committer:
             self._held = None
 
     async def _commit(self) -> None:
+        """Write until what was pending at the call is durable, and hold nobody up after it."""
         target = self._pending.version
         while self.durable_version < target:
             if self.broken is not None:
