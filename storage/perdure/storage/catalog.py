@@ -29,6 +29,7 @@ from perdure.storage.catalog_schema import (
     APPLICATION_ID,
     FIND_DUE,
     FIND_ENDED,
+    FIND_FILE,
     INTEGER_MAX,
     NEXT_WAKE,
     PAGE_BYTES,
@@ -191,6 +192,11 @@ class Catalog:
     def file_of_stem(self, stem: str) -> FileRecord | None:
         """The record whose file has this stem, under whatever id it is kept."""
         return self._record("f.file >= ? AND f.file < ?", stem + ".", stem + "/")
+
+    def find_file(self, workflow_id: str, stem: str) -> FileRecord | None:
+        """The current file of a workflow; if none was made, the record whose file has this stem, if there is one."""
+        records = self._records(FIND_FILE, (workflow_id, stem + ".", stem + "/"))
+        return max(records, key=lambda record: record.workflow_id == workflow_id, default=None)
 
     def has_file(self, name: str) -> bool:
         """Whether a file of this name is current."""

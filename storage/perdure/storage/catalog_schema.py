@@ -14,6 +14,7 @@ __all__ = [
     "COLUMNS",
     "FIND_DUE",
     "FIND_ENDED",
+    "FIND_FILE",
     "INDEXED",
     "INTEGER_MAX",
     "NEXT_WAKE",
@@ -121,6 +122,9 @@ INDEXED: Final = "SELECT created_at_ms, attributes FROM workflows WHERE workflow
 SELECT_FILE: Final = """SELECT f.workflow_id, f.file, f.set_aside, w.problem
 FROM files f LEFT JOIN workflows w ON w.workflow_id = f.workflow_id"""
 """The beginning of every question for a file."""
+FIND_FILE: Final = f"""{SELECT_FILE} WHERE f.workflow_id = ?
+UNION ALL {SELECT_FILE} WHERE f.file >= ? AND f.file < ?"""
+"""Takes an id, and between which names. With `OR` it takes half as long again: SQLite then sees to it that no row comes twice."""
 FIND_DUE: Final = f"""SELECT {COLUMNS} FROM workflows
 WHERE problem IS NULL AND next_wake_ms IS NOT NULL AND (next_wake_ms, workflow_id) > (?, ?) AND next_wake_ms <= ?
 ORDER BY next_wake_ms, workflow_id LIMIT ?"""

@@ -96,13 +96,13 @@ class WorkflowFiles:
 
     async def find(self, workflow_id: str) -> FileRecord | None:
         """The current file of a workflow, or `None` when none was made."""
-        record = await self._access.ask(Catalog.file, workflow_id)
-        if record is None:
-            # Its file may have been found when nothing said whose it was.
-            stray = await self._access.ask(Catalog.file_of_stem, name_stem(workflow_id))
-            if stray is not None and is_unknown_id(stray.workflow_id):
-                record = await self._access.write(Catalog.move, stray, workflow_id)
-        return record
+        record = await self._access.ask(Catalog.find_file, workflow_id, name_stem(workflow_id))
+        if record is None or record.workflow_id == workflow_id:
+            return record
+        # Its file may have been found when nothing said whose it was.
+        return (
+            await self._access.write(Catalog.move, record, workflow_id) if is_unknown_id(record.workflow_id) else None
+        )
 
     async def open(self, record: FileRecord) -> StoredDriver:
         """Open a file; if it was not well before, read its workflow's row from it again.
