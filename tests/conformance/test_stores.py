@@ -27,7 +27,7 @@ from perdure.storage.memory import MemoryDriver
 from perdure.storage.memory_store import MemoryStore
 from perdure.storage.naming import WorkflowIdError
 from perdure.storage.sqlite import SqliteDriver
-from perdure.storage.store import CatalogRow, Store
+from perdure.storage.store import CatalogRow, Store, create_driver
 
 STRANGE_IDS = ["../x", "a/b", "a\\b", "nul\0byte", "\0", ".", "..", "x" * 10_000, "📦 paket", "ab", "Ab", "AB", "é", "e\u0301",
                "con", "-", " ", "?", "a.sqlite", "a-wal"]  # fmt: skip
@@ -103,6 +103,23 @@ async def test_a_batch_can_be_applied_without_waiting_while_the_driver_is_open(b
     with pytest.raises(DriverClosedError):
         driver.batch_nowait(Batch(puts=[(b"key", b"2")]))
     assert await read(bench.store, "order-1") == b"1"
+
+
+async def test_a_row_is_written_and_its_namespace_made_by_one_call(bench: Bench) -> None:
+    """What is said to be empty is; whoever sent a message first is not forgotten, and the row is there in any case."""
+    for number, is_there in enumerate((False, True)):
+        if is_there:
+            await put(bench.store, "order-1", b"1")
+        driver, is_empty = await create_driver(bench.store, row("order-1", created_at_ms=number))
+        assert await driver.get(b"key") == (b"1" if is_there else None)
+        assert not (is_empty and is_there)
+        assert is_empty is (bench.kind == "sqlite" and not is_there)
+        assert await bench.store.get_row("order-1") == row("order-1", created_at_ms=number)
+        with pytest.raises(StoreBusyError):
+            await create_driver(bench.store, row("order-1"))
+        await driver.aclose()
+        await bench.reopen()
+        assert await bench.store.get_row("order-1") is not None
 
 
 async def test_a_missing_namespace_is_an_error_and_is_not_made(bench: Bench) -> None:

@@ -72,11 +72,11 @@ async def live(recording: Recording) -> None:
 
     with recording.on():
         async with opened(recording.directory, **options) as store:
-            await make(store, "a", state="completed")
+            await make(store, "a", state="completed", in_one=False)
             await make(store, "b", state="sleeping", alarm=7_000)
             await change(store, "b", "sleeping", b"2")
             await delete(store, "a")
-            await make(store, "a", state="failed")
+            await make(store, "a", state="failed")  # the others are made in one with their rows
         async with opened(recording.directory, **options) as store:
             await change(store, "a", "failed", b"3")
             await make(store, "c", state="running", mail=True)

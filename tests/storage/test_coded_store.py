@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from value_codecs import SealedCodec
 
-from perdure.storage import CodedDriver, CodedStore, FileStore, MemoryStore, SqliteDriver, Store, encode_value, layout
+from perdure.storage import (
+    CatalogRow,
+    CodedDriver,
+    CodedStore,
+    FileStore,
+    MemoryStore,
+    SqliteDriver,
+    Store,
+    encode_value,
+    layout,
+)
 
 DATA = encode_value("the secret")
 METHODS = sorted(name for name in vars(Store) if not name.startswith("_") and name not in ("open_driver", "open_own"))
@@ -49,8 +59,12 @@ async def test_every_driver_that_it_opens_is_coded() -> None:
     store = CodedStore(MemoryStore(), SealedCodec())
     assert isinstance(store, Store)
     await store.acquire()
-    opened = [await store.open_driver("w", create=True), await store.open_own()]
-    assert [type(driver) for driver in opened] == [CodedDriver, CodedDriver]
+    row = CatalogRow("new", "order", "pending", 0, False, 1_000, 1_000)
+    created, is_empty = await store.create_driver(row)
+    assert not is_empty  # the store below cannot tell
+    assert await store.get_row("new") == row
+    opened = [await store.open_driver("w", create=True), await store.open_own(), created]
+    assert [type(driver) for driver in opened] == [CodedDriver] * 3
     for driver in opened:
         await driver.aclose()
     await store.aclose()
@@ -59,7 +73,8 @@ async def test_every_driver_that_it_opens_is_coded() -> None:
 async def test_a_backup_is_as_coded_as_the_files(tmp_path: Path) -> None:
     store = CodedStore(FileStore(tmp_path / "data"), SealedCodec())
     await store.acquire()
-    driver = await store.open_driver("w", create=True)
+    driver, is_empty = await store.create_driver(CatalogRow("w", "order", "pending", 0, False, 1_000, 1_000))
+    assert is_empty
     await driver.set(layout.INPUT_KEY, DATA)
     await store.backup("w", tmp_path / "backup.sqlite")
     await driver.aclose()

@@ -330,6 +330,87 @@ async def test_a_directory_that_takes_no_new_files_refuses_the_new_workflow_only
         assert await read(store, "order-2") == b"order-2"
 
 
+# A workflow that is made in one with its row.
+
+
+async def test_a_new_workflow_costs_the_catalog_one_question_and_one_transaction(data: Path) -> None:
+    """Its row and the record of its file are written together, once the file is there."""
+    async with opened(data) as store:
+        statements: list[str] = []
+        catalog = store._access().catalog
+        catalog._connection.set_trace_callback(statements.append)
+        driver, is_empty = await store.create_driver(row("order-1"))
+        catalog._connection.set_trace_callback(None)
+        assert is_empty
+        assert await driver.list(b"") == []
+        verbs = [statement.split()[0] for statement in statements]
+        assert (verbs.count("BEGIN"), verbs.count("COMMIT")) == (1, 1)
+        assert verbs.index("BEGIN") == 1
+        assert await store.get_row("order-1") == row("order-1")
+        assert Path(store.path_of("order-1")).exists()
+        with pytest.raises(StoreBusyError, match="order-1"):
+            await store.create_driver(row("order-1"))
+        await driver.aclose()
+
+
+async def test_a_row_that_was_there_before_its_file_is_replaced(data: Path) -> None:
+    """A creation that died between row and file, as it was written before, is simply made again."""
+    async with opened(data) as store:
+        await store.put_rows([row("order-1", workflow_type="other", attributes={"a": 1})])
+    async with opened(data) as store:
+        driver, is_empty = await store.create_driver(row("order-1"))
+        assert is_empty
+        assert await store.get_row("order-1") == row("order-1")
+        await driver.aclose()
+        assert await store.list_rows(attributes={"a": 1}) == []
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+async def test_a_row_that_cannot_be_written_leaves_no_file_behind(
+    data: Path, monkeypatch: pytest.MonkeyPatch, is_applied: bool
+) -> None:
+    """However often it is tried; but a file whose record was written after all is never missing."""
+    put_file = Catalog.put_file
+
+    def fail(catalog: Catalog, *arguments: Any) -> None:
+        if is_applied:
+            put_file(catalog, *arguments)
+        raise StorageError("database or disk is full")
+
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+        monkeypatch.setattr(Catalog, "put_file", fail)
+        for number in range(1 if is_applied else 3):
+            with pytest.raises(StorageError, match="full"):
+                await store.create_driver(row("order-2"))
+            assert (await store.get_row("order-2") is not None) is is_applied, number
+            assert len(os.listdir(data / "workflows")) == 1 + is_applied
+        monkeypatch.undo()
+        driver, is_empty = await store.create_driver(row("order-2"))
+        assert is_empty is not is_applied
+        assert await driver.list(b"") == []
+        await driver.aclose()
+        assert len(os.listdir(data / "workflows")) == 2
+        assert await read(store, "order-1") == b"order-1"
+
+
+async def test_a_file_that_cannot_be_made_leaves_no_row_behind(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does an id that no workflow may have."""
+    async with opened(data) as store:
+        unknown = "?" + Path(store.describe("order-1")).name.replace("*", "0" * 16)
+        with pytest.raises(WorkflowIdError, match="reserved"):
+            await store.create_driver(row(unknown))
+
+        def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+            raise PermissionError(13, "Read-only file system", path)
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(StorageError, match="Read-only file system"):
+            await store.create_driver(row("order-1"))
+        monkeypatch.undo()
+        assert await store.list_rows() == []
+
+
 class FailingCommit:
     """A connection whose next COMMIT fails when it is told so."""
 

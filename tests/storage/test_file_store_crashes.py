@@ -19,13 +19,13 @@ from perdure.storage.errors import NamespaceNotFoundError
 from perdure.storage.file_store import FileStore
 
 
-async def life(deaths: Deaths) -> None:
+async def life(deaths: Deaths, *, in_one: bool) -> None:
     """Two workflows are made, one ends, is deleted and made again, and ends differently."""
     deaths.phase = "making"
     async with opened(deaths.data, commit_in="inline") as store:
-        await spawn(store, "order-2")
+        await spawn(store, "order-2", in_one=in_one)
         deaths.phase = "spawning"
-        await spawn(store, "order-1", state="completed")
+        await spawn(store, "order-1", state="completed", in_one=in_one)
         deaths.phase = "made"
         deaths.point()
         driver = await store.open_driver("order-1")
@@ -37,7 +37,7 @@ async def life(deaths: Deaths) -> None:
         deaths.phase = "deleted"
         deaths.point()
         deaths.phase = "remaking"
-        await spawn(store, "order-1", state="failed")
+        await spawn(store, "order-1", state="failed", in_one=in_one)
         deaths.phase = "remade"
         deaths.point()
 
@@ -64,13 +64,16 @@ async def look(store: FileStore) -> str:
     return "empty" if state is None else state.decode()
 
 
-async def check(phase: str, data: Path, boot_id: str, *, go_on: bool = True) -> str:
-    """What a new process finds is what the phase allows, and (`go_on`) it can make, delete and rebuild from there."""
+async def check(phase: str, data: Path, boot_id: str, *, go_on: bool = True, in_one: bool = False) -> str:
+    """What a new process finds is what the phase allows, and (`go_on`) it can make, delete and rebuild from there.
+
+    With `in_one` no row came before its file, so there is neither without the other.
+    """
     async with opened(data, boot_id, commit_in="inline") as store:
         found = await look(store)
         assert found in ALLOWED[phase], (phase, data)
         row = await store.get_row("order-1")
-        if phase in ("made", "deleting", "deleted", "remade"):
+        if in_one or phase in ("made", "deleting", "deleted", "remade"):
             # Neither without the other.
             assert (row is None) == (found == "no file"), (phase, data, row)
         if phase != "making":
@@ -83,7 +86,7 @@ async def check(phase: str, data: Path, boot_id: str, *, go_on: bool = True) -> 
         if not go_on:
             return found
         if found == "no file":
-            await spawn(store, "order-1", state="running")
+            await spawn(store, "order-1", state="running", in_one=in_one)
             assert await look(store) == "running"
         await store.delete("order-1")
     (data / "catalog.sqlite").unlink()
@@ -97,13 +100,17 @@ def _has(store: FileStore, workflow_id: str) -> bool:
     return not store.describe(workflow_id).endswith("*.sqlite")
 
 
+@pytest.mark.parametrize("in_one", [True, False])
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
-async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str) -> None:
-    """S52: killed at any point, and after a power cut: the workflow is there whole, or gone for good."""
+async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str, in_one: bool) -> None:
+    """S52: killed at any point, and after a power cut: the workflow is there whole, or gone for good.
+
+    Made in one with its row, it never has a row without a file, nor a file without a row.
+    """
     deaths = Deaths(tmp_path / "data", tmp_path / "copies")
     with deaths.watched():
-        await life(deaths)
-    found = Counter([(phase, await check(phase, copy, boot_id)) for phase, copy in deaths.found])
+        await life(deaths, in_one=in_one)
+    found = Counter([(phase, await check(phase, copy, boot_id, in_one=in_one)) for phase, copy in deaths.found])
     assert {phase for phase, _ in found} == set(ALLOWED)
     assert found["deleting", "completed"]
     assert found["deleting", "no file"]
@@ -112,12 +119,13 @@ async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str) -> N
     assert sum(found.values()) > 25
 
 
+@pytest.mark.parametrize("in_one", [True, False])
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
-async def test_nor_after_a_second_death_while_recovering(tmp_path: Path, boot_id: str) -> None:
+async def test_nor_after_a_second_death_while_recovering(tmp_path: Path, boot_id: str, in_one: bool) -> None:
     """S52: recovery is killed at any point too, and what it began is finished by the next."""
     deaths = Deaths(tmp_path / "data", tmp_path / "copies")
     with deaths.watched():
-        await life(deaths)
+        await life(deaths, in_one=in_one)
     checked = 0
     for number, (phase, copy) in enumerate(deaths.found):
         if phase in ("making", "made", "remade"):
@@ -128,6 +136,6 @@ async def test_nor_after_a_second_death_while_recovering(tmp_path: Path, boot_id
             async with opened(copy, boot_id, commit_in="inline"):
                 pass
         for _, later in again.found:
-            await check(phase, later, boot_id, go_on=False)
+            await check(phase, later, boot_id, go_on=False, in_one=in_one)
             checked += 1
     assert checked > 50

@@ -28,11 +28,23 @@ def row(workflow_id: str, **changes: Any) -> CatalogRow:
 
 
 async def spawn(
-    store: FileStore, workflow_id: str, *, state: str = "running", alarm: int | None = None, mail: bool = False
+    store: FileStore,
+    workflow_id: str,
+    *,
+    state: str = "running",
+    alarm: int | None = None,
+    mail: bool = False,
+    in_one: bool = True,
 ) -> CatalogRow:
-    """Make a workflow as a supervisor does: its row, its namespace, its first batch, its row again."""
-    await store.put_rows([row(workflow_id)])
-    driver = await store.open_driver(workflow_id, create=True)
+    """Make a workflow as a supervisor does: its row and its namespace, its first batch, its row again.
+
+    With `in_one` the store writes the row as it makes the namespace, as this store can; otherwise the row comes before.
+    """
+    if in_one:
+        driver, _ = await store.create_driver(row(workflow_id))
+    else:
+        await store.put_rows([row(workflow_id)])
+        driver = await store.open_driver(workflow_id, create=True)
     batch = Batch(
         puts=[
             (layout.WORKFLOW_ID_KEY, workflow_id.encode()),

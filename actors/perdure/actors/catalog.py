@@ -27,6 +27,7 @@ from perdure.actors.meter import Meter
 from perdure.storage import Batch, CatalogRow, Driver, StorageError, Store, layout
 from perdure.storage.attributes import Scalar, decode_attributes
 from perdure.storage.driver import nowait_batch
+from perdure.storage.store import create_driver
 from perdure.storage.wake import TERMINAL_STATES, wake_of
 from perdure.workflow.activation import Activation
 from perdure.workflow.clock import Clock
@@ -79,6 +80,16 @@ class CatalogKeeper:
         async with self._lock:
             self._later.pop(row.workflow_id, None)
             await self._store.put_rows([row])
+
+    async def create(self, row: CatalogRow) -> tuple[Driver, bool]:
+        """Write the row of a workflow that is to begin, and open its namespace, made if missing; see `create_driver`.
+
+        Returns:
+            The driver, which the caller closes, and whether the namespace is known to be empty.
+        """
+        async with self._lock:  # else what is just being written could bring an earlier row back
+            self._later.pop(row.workflow_id, None)
+        return await create_driver(self._store, row)
 
     async def get(self, workflow_id: str) -> CatalogRow | None:
         """A workflow's row, as it is or will be once what waits is written."""

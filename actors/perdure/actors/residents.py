@@ -6,8 +6,8 @@
 2. A live actor is used without the gate: between looking at it and holding it nothing else can run.
 3. Whatever goes wrong with one workflow (damaged file, unregistered type, divergence, its storage) is kept with its id and
    told to whoever asks for it; the others go on.
-4. Creation: first the catalog row (due at once), then the file, then the first batch. Killed in between, the next look
-   finds a row without a workflow, and removes it; nobody was told that it exists.
+4. Creation: the catalog row (due at once) and the file, then the first batch. Killed in between, the next look finds a row
+   without a workflow, and removes it; nobody was told that it exists.
 5. A workflow that is to run takes a place (`slots.py`). If none is free it goes back to sleep and is queued (`dispatch.py`);
    that it wants to run is durable before.
 """
@@ -440,11 +440,13 @@ class Residents:
             attributes={} if birth.attributes is None else decode_attributes(birth.attributes),
             parent_id=None if birth.parent is None else parent_id_of(birth.parent),
         )
-        await self._keeper.put(row)
-        driver = CatalogedDriver(await self._store.open_driver(workflow_id, create=True), self._keeper, row)
+        inner, is_empty = await self._keeper.create(row)
+        driver = CatalogedDriver(inner, self._keeper, row)
         try:
             # The usual case, in which there is nothing to be read; a message may have been there first.
-            if await driver.get(layout.STATE_KEY) is None and not await driver.list(layout.MAILBOX_PREFIX):
+            if is_empty or (
+                await driver.get(layout.STATE_KEY) is None and not await driver.list(layout.MAILBOX_PREFIX)
+            ):
                 activation = Activation.blank(
                     workflow_id, driver, clock=self._clock, step_limiter=self._step_limiter, hooks=self._hooks
                 )

@@ -32,7 +32,7 @@ from perdure.storage.memory import MemoryDriver
 from perdure.storage.memory_store import MemoryStore
 from perdure.storage.split import MAX_KV_BATCH_ENTRIES, MAX_KV_BATCH_PAYLOAD_BYTES, commit_batch
 from perdure.storage.sqlite import SqliteDriver
-from perdure.storage.store import CatalogRow, Store
+from perdure.storage.store import CatalogRow, CreatingStore, Store
 from perdure.storage.values import (
     ErrorValue,
     OversizedValueError,
@@ -54,6 +54,7 @@ __all__ = [
     "CodedStore",
     "CommitUnknownError",
     "CorruptStoreError",
+    "CreatingStore",
     "DecodeError",
     "Driver",
     "DriverClosedError",

@@ -206,9 +206,11 @@ class Catalog:
         """The current files, in order of workflow id, those after the id `after`, at most `limit`."""
         return self._records(f"{SELECT_FILE} WHERE f.workflow_id > ? ORDER BY f.workflow_id LIMIT ?", (after, limit))
 
-    def put_file(self, record: FileRecord) -> None:
-        """Say which file of a workflow is current."""
+    def put_file(self, record: FileRecord, row: CatalogRow | None = None) -> None:
+        """Say which file of a workflow is current, and put its row, if one is given."""
         with self._using(), self._transaction():
+            if row is not None:
+                put_row(self._connection, row)
             self._connection.execute(
                 "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
             )

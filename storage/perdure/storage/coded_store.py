@@ -16,7 +16,7 @@ from perdure.storage.attributes import Scalar
 from perdure.storage.codec import CODED_BYTES_MAX, ValueCodec, check_codec
 from perdure.storage.coded_driver import CodedDriver
 from perdure.storage.driver import Driver
-from perdure.storage.store import CatalogRow, Store
+from perdure.storage.store import CatalogRow, Store, create_driver
 
 __all__ = ["CodedStore"]
 
@@ -57,6 +57,11 @@ class CodedStore:
     async def open_driver(self, workflow_id: str, *, create: bool = False) -> Driver:
         """Open the namespace of a workflow, its user data decoded as it is read and coded as it is written."""
         return await self._coded(await self._inner.open_driver(workflow_id, create=create), workflow_id)
+
+    async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
+        """Write a row and open its namespace, coded; whether that is known to be empty."""
+        driver, is_empty = await create_driver(self._inner, row)
+        return await self._coded(driver, row.workflow_id), is_empty
 
     async def _coded(self, inner: Driver, workflow_id: str) -> Driver:
         try:

@@ -12,7 +12,7 @@ What a crash leaves, at each point, and what `acquire` makes of it:
 |---|---|---|
 | in create, before the file has its name | a temporary file | removed |
 | in create, before it is recorded | an empty file that is not recorded | removed |
-| in create, before the first batch | an empty namespace and its record | kept; after a power cut removed |
+| in create, before the first batch | an empty namespace, its record, its row | kept; after a power cut removed |
 | after `put_rows`, before `open_driver` | a row without a file | kept: `NamespaceNotFoundError`, with no path |
 | in delete, before the file is removed | the whole file, the note | deleted; after a power cut it is there whole |
 | in delete, after the file is removed | its log, the note, the row | deleted |
@@ -211,9 +211,31 @@ class FileStore:
                 driver = await files.create(workflow_id)
             else:
                 raise no_workflow(workflow_id)
-            driver.when_closed = partial(self._drop, workflow_id, slot)
-            slot.driver = driver
+            self._give_out(driver, workflow_id, slot)
             return driver
+
+    async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
+        """Write a row and open its namespace, which is made if it is missing; see `CreatingStore.create_driver`.
+
+        The file of a new one is made first; then its record and the row are written in one transaction.
+
+        Raises:
+            NamespaceNotFoundError, CorruptStoreError, StoreBusyError, WorkflowIdError: As `open_driver`.
+            StorageError: The file cannot be opened or made, or the row not be written. Of a new workflow nothing is left.
+        """
+        workflow_id = row.workflow_id
+        check_workflow_id(workflow_id)
+        async with self._slot(workflow_id) as slot:
+            slot.check_free(workflow_id)
+            files = self._owned_files()
+            record = await files.find(workflow_id)
+            if record is None:
+                driver = await files.create(workflow_id, row)
+            else:
+                await self.put_rows([row])
+                driver = await files.open(record)
+            self._give_out(driver, workflow_id, slot)
+            return driver, record is None
 
     async def delete(self, workflow_id: str) -> None:
         """Remove a workflow's namespace and row for good; durable on return. An unknown id is not an error.
@@ -254,8 +276,7 @@ class FileStore:
             if not create and not await self._blocking.run(self._directory.has_own):
                 raise NamespaceNotFoundError("nothing was kept for the owner yet; open_own() makes a place for it")
             driver = await self._open_driver(str(self._directory.own), create=True)
-            driver.when_closed = partial(self._drop, _OWN, slot)
-            slot.driver = driver
+            self._give_out(driver, _OWN, slot)
             return driver
 
     async def backup(self, workflow_id: str, target: str | os.PathLike[str]) -> None:
@@ -409,6 +430,10 @@ class FileStore:
         finally:
             slot.users -= 1
             self._drop(workflow_id, slot)
+
+    def _give_out(self, driver: StoredDriver, workflow_id: str, slot: Slot) -> None:
+        driver.when_closed = partial(self._drop, workflow_id, slot)
+        slot.driver = driver
 
     def _drop(self, workflow_id: str, slot: Slot) -> None:
         if slot.is_idle and self._slots.get(workflow_id) is slot:

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from perdure.storage.attributes import Scalar
 from perdure.storage.driver import Driver
 
-__all__ = ["CatalogRow", "Store"]
+__all__ = ["CatalogRow", "CreatingStore", "Store", "create_driver"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +211,38 @@ class Store(Protocol):
     async def aclose(self) -> None:
         """Close what is open and give up ownership. Closing twice is fine."""
         ...
+
+
+@runtime_checkable
+class CreatingStore(Protocol):
+    """What a store may offer besides: to make a namespace and write its row in one, which spares each new workflow a write.
+
+    It counts only where the store's class has it: one that wraps another and delegates with `__getattr__` would otherwise
+    pass on, unseen, what it watches.
+    """
+
+    async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
+        """Write the row of a workflow that is to begin, and open its namespace, which is made if it is missing.
+
+        On return both survive what `put_rows` and `open_driver` promise. Killed before that, there is a row only if there
+        is the namespace.
+
+        Returns:
+            The driver, which the caller closes, and whether the namespace was just made, and so is empty.
+
+        Raises:
+            StorageError: As `put_rows` and `open_driver`. If the namespace cannot be made, the row was not written.
+        """
+        ...
+
+
+async def create_driver(store: Store, row: CatalogRow) -> tuple[Driver, bool]:
+    """`CreatingStore.create_driver` of any store; one that has none writes the row first, and tells nothing of the namespace.
+
+    Returns:
+        The driver, which the caller closes, and whether the namespace is known to be empty.
+    """
+    if hasattr(type(store), "create_driver") and isinstance(store, CreatingStore):
+        return await store.create_driver(row)
+    await store.put_rows([row])
+    return await store.open_driver(row.workflow_id, create=True), False

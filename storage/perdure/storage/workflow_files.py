@@ -1,7 +1,8 @@
 """The files of single workflows: found, opened, made and removed, with the catalog told in the right order.
 
 1. A file is made before it is recorded, and recorded before its driver is given out. So a recorded file that is missing
-   was lost, and is an error and never an empty namespace; and a file that is not recorded is empty.
+   was lost, and is an error and never an empty namespace; and a file that is not recorded is empty. With its record comes
+   the row of a new workflow, where the caller has it: one transaction, and no row before there is a file.
 2. A deletion is noted, then the file's entry is removed for good, then all that is known of it. A noted deletion is
    finished by the next `acquire`; one that could not begin is forgotten, so that nothing goes behind anybody's back.
 3. What is wrong with a file is said in its workflow's row, and taken back once the file is well.
@@ -130,12 +131,12 @@ class WorkflowFiles:
                 raise
         return driver
 
-    async def create(self, workflow_id: str) -> StoredDriver:
-        """Make the file of a workflow that has none; durable, and recorded, on return.
+    async def create(self, workflow_id: str, row: CatalogRow | None = None) -> StoredDriver:
+        """Make the file of a workflow that has none; durable, and recorded, with its row if one is given, on return.
 
         Raises:
             WorkflowIdError: The id is one of those under which files of unknown workflows are kept.
-            StorageError: It cannot be made.
+            StorageError: It cannot be made, or not be recorded; then the row was not written, and no file is left.
         """
         if is_unknown_id(workflow_id):
             raise WorkflowIdError(
@@ -153,13 +154,24 @@ class WorkflowFiles:
             raise
         try:
             with trio.CancelScope(shield=True):
-                await self._access.write(Catalog.put_file, FileRecord(workflow_id, name))
-        except BaseException:
-            # The file stays: whether it was recorded is not known, and a recorded file must not be missing. One that
-            # was not recorded is never looked at.
+                await self._access.write(Catalog.put_file, FileRecord(workflow_id, name), row)
+        except BaseException as error:
             await driver.aclose()
+            if isinstance(error, StorageError):
+                with suppress(StorageError, OSError):
+                    await self._forget(name)
             raise
         return driver
+
+    async def _forget(self, name: str) -> None:
+        """Remove a file that could not be recorded: there would be one more with every try.
+
+        It stays where that cannot be seen, as a recorded file must not be missing. One that was not recorded is never
+        looked at.
+        """
+        with trio.CancelScope(shield=True):
+            if not await self._access.ask(Catalog.has_file, name):
+                await self._blocking.run(self._directory.remove, name)
 
     async def remove(self, record: FileRecord) -> None:
         """Remove a file and what belongs to it; gone for good on return. What is known of it is not removed.
