@@ -21,8 +21,8 @@ STORAGE_MUTANTS: Final = (
         (
             _in(
                 "sqlite_connection",
-                '    _require(connection, f"synchronous={level}", 2 if durability == "full" else 1, path)\n',
-                '    _require(connection, "synchronous=NORMAL", 1, path)\n',
+                '    level = 2 if durability == "full" else 1\n',
+                "    level = 1\n",
             ),
         ),
     ),
@@ -73,8 +73,8 @@ STORAGE_MUTANTS: Final = (
         (
             _in(
                 "sqlite_image",
-                "            os.unlink(new)\n    sync_directory(os.path.dirname(real_path))\n",
-                "            os.unlink(new)\n",
+                "                os.unlink(each)\n    sync_directory(os.path.dirname(real_path))\n",
+                "                os.unlink(each)\n",
             ),
         ),
     ),

@@ -759,7 +759,10 @@ async def test_a_new_file_is_synced_before_it_gets_its_name_and_the_name_before_
         assert disk == [
             "write_synced file",
             "sync_descriptor",
+            "write_synced -wal",
+            "sync_descriptor",
             "link file",
+            "link -wal",
             "sync_directory",
             "sync_descriptor",
         ]

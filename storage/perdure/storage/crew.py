@@ -85,6 +85,11 @@ class Crew:
         self._threads = 0
         self._average_s = 0.0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a piece of work is being done, or waits for a thread."""
+        return self._pieces > 0
+
     async def run(self, work: Callable[[], _T]) -> _T:
         """Do the work in a thread. A checkpoint; cancellation does not interrupt it, nor the wait for its turn.
 

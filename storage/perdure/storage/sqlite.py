@@ -88,6 +88,7 @@ class SqliteDriver(SingleWrites):
         self._others_waiting = others_waiting
         self._value_bytes_max = value_bytes_max
         self._turn = trio.Lock()
+        self._joins_crew = self._is_split and durability == "full"
         if commit_in == "auto":
             # At NORMAL a commit syncs nothing, so it cannot block for long.
             self._commits = Pace(alone_s=_COMMIT_ALONE_S, crowded_s=inf if durability == "normal" else 0.0)
@@ -154,18 +155,24 @@ class SqliteDriver(SingleWrites):
             map_error=map_error,
         )
 
-        def work() -> OpenFile:
+        def find_or_make() -> FoundFile:
             found = look_for_file(path, create=create)
-            return open_found(make_file(found) if isinstance(found, MissingFile) else found)
+            return make_file(found, has_log=durability == "full") if isinstance(found, MissingFile) else found
+
+        def work() -> OpenFile:
+            return open_found(find_or_make())
 
         if commit_in == "inline":
             opened = work()
-        elif commit_in == "auto" and create and isinstance(missing := look_for_file(path, create=True), MissingFile):
-            # Only making it syncs the disk; what is read after that was just written.
-            crew = crew_of(limiter or storage_limiter())
-            opened = _open_here(open_found, await crew.run(partial(make_file, missing)))
+        elif commit_in == "auto" and create:
+            found = await crew_of(limiter or storage_limiter()).run(find_or_make)
+            if found.is_new:
+                # Only making it syncs the disk; what is read after that was just written.
+                opened = _open_here(open_found, found)
+            else:
+                opened = await _to_thread(partial(open_found, found), limiter)
         else:
-            opened = await trio.to_thread.run_sync(work, limiter=limiter or storage_limiter())
+            opened = await _to_thread(work, limiter)
         return cls(
             opened,
             durability=durability,
@@ -237,7 +244,7 @@ class SqliteDriver(SingleWrites):
             DriverClosedError: The driver was closed before.
         """
         check_batch(batch, self._value_bytes_max, path=self.path)
-        if not self._turn.locked() and self._in_place(self._commits):
+        if not self._turn.locked() and self._commits_in_place():
             self._timed(self._namespace.commit, batch, self._commits)
         elif self._is_split and _is_small(batch):
             async with self._turn:
@@ -268,7 +275,7 @@ class SqliteDriver(SingleWrites):
 
     def batch_nowait(self, batch: Batch) -> bool:
         """Apply a batch here and now, if nobody else would wait for it; see `NowaitDriver`. Raises as `batch` does."""
-        if self._turn.locked() or not self._commits.runs_in_place(self._others_waiting):
+        if self._turn.locked() or not self._commits_in_place():
             self._namespace.connection()  # a driver that is closed says so, however slow its disk was
             return False
         check_batch(batch, self._value_bytes_max, path=self._namespace.path)
@@ -344,6 +351,12 @@ class SqliteDriver(SingleWrites):
                 )
         raise AssertionError("nobody cancels the shielding scope")
 
+    def _commits_in_place(self) -> bool:
+        """Whether to commit on this thread: not while others' commits are on their way, who would all wait for this one."""
+        if self._joins_crew and self._crew().is_busy:
+            return False
+        return self._commits.runs_in_place(self._others_waiting)
+
     def _in_place(self, pace: Pace | None) -> bool:
         return self._inline if pace is None else pace.runs_in_place(self._others_waiting)
 
@@ -365,6 +378,10 @@ def _is_small(batch: Batch) -> bool:
         and not batch.delete_ranges
         and sum([len(value) for _, value in batch.puts]) <= _SMALL_BYTES
     )
+
+
+async def _to_thread(work: Callable[[], OpenFile], limiter: trio.CapacityLimiter | None) -> OpenFile:
+    return await trio.to_thread.run_sync(work, limiter=limiter or storage_limiter())
 
 
 @trio.lowlevel.enable_ki_protection

@@ -36,6 +36,7 @@ __all__ = [
     "configure",
     "connect_file",
     "read_setting",
+    "set_journal_mode",
     "skip_checkpoint_on_close",
 ]
 
@@ -155,20 +156,38 @@ def read_setting(connection: Connection, name: str) -> Any:
     return None if row is None else row[0]
 
 
-def configure(connection: Connection, *, durability: Durability, path: str) -> None:
+def set_journal_mode(connection: Connection, path: str) -> None:
+    """Have a write-ahead log. It is in the file's header: files of ours have it from the beginning.
+
+    Raises:
+        StorageError: SQLite did not take it.
+        Exception: Whatever the connection raises.
+    """
+    _require(connection, "journal_mode=WAL", "wal", path)
+
+
+def configure(connection: Connection, *, durability: Durability, path: str, has_journal_mode: bool = False) -> None:
     """Make the connection what the driver relies on, and check that it is. Its lock on the file is held already.
+
+    Args:
+        connection: Holds the lock.
+        durability: What a commit is to survive.
+        path: The file; errors carry it.
+        has_journal_mode: Whether `set_journal_mode` was called.
 
     Raises:
         StorageError: SQLite did not take a setting.
         Exception: Whatever the connection raises.
     """
-    _require(connection, "journal_mode=WAL", "wal", path)
+    if not has_journal_mode:
+        set_journal_mode(connection, path)
     if sys.platform == "darwin":
         # There, a plain fsync leaves the data in the drive's own cache.
         _require(connection, "fullfsync=1", 1, path)
         _require(connection, "checkpoint_fullfsync=1", 1, path)
-    level = "FULL" if durability == "full" else "NORMAL"
-    _require(connection, f"synchronous={level}", 2 if durability == "full" else 1, path)
+    level = 2 if durability == "full" else 1
+    if read_setting(connection, "synchronous") != level:  # most builds of SQLite begin with FULL
+        _require(connection, f"synchronous={level}", level, path)
     _require(connection, f"wal_autocheckpoint={WAL_PAGES_MAX}", WAL_PAGES_MAX, path)
     # A single large batch can grow the log past its bound; it is cut back when it starts over.
     connection.execute(f"PRAGMA journal_size_limit={WAL_PAGES_MAX * PAGE_BYTES}").fetchall()

@@ -34,6 +34,7 @@ from perdure.storage.errors import (
     StorageError,
     StoreBusyError,
 )
+from perdure.storage.log_room import LogRoom
 from perdure.storage.process_lock import keep_in_fork, release_from_fork
 from perdure.storage.sqlite_connection import (
     Connection,
@@ -43,9 +44,17 @@ from perdure.storage.sqlite_connection import (
     Fault,
     configure,
     read_setting,
+    set_journal_mode,
     skip_checkpoint_on_close,
 )
-from perdure.storage.sqlite_image import APPLICATION_ID, FILE_FORMAT, create_file, sync_directory, write_synced
+from perdure.storage.sqlite_image import (
+    APPLICATION_ID,
+    FILE_FORMAT,
+    NEW_LOG_BYTES,
+    create_file,
+    sync_directory,
+    write_synced,
+)
 
 __all__ = ["FoundFile", "MissingFile", "OpenFile", "close_file", "look_for_file", "make_file", "open_file", "set_aside"]
 
@@ -66,6 +75,7 @@ class OpenFile:
         identity: Device and inode.
         connection: Holds the exclusive lock.
         size_bytes: The file's size when it was opened.
+        room: Of its log.
     """
 
     path: str
@@ -73,6 +83,7 @@ class OpenFile:
     identity: tuple[int, int]
     connection: Connection
     size_bytes: int
+    room: LogRoom
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,14 +130,18 @@ def look_for_file(path: str, *, create: bool) -> FoundFile | MissingFile:
     return _found(path, real_path, status, is_new=False)
 
 
-def make_file(missing: MissingFile) -> FoundFile:
+def make_file(missing: MissingFile, *, has_log: bool = False) -> FoundFile:
     """Make a file that was not there, unless somebody else does. Blocks; it is durable on return.
+
+    Args:
+        missing: Where it is missing.
+        has_log: Whether a log with room for the first commits is made with it.
 
     Raises as `open_file` does.
     """
     path, real_path = missing.path, missing.real_path
     with _errors(path):
-        is_new = create_file(path, real_path)
+        is_new = create_file(path, real_path, has_log=has_log)
         status = os.stat(real_path)
     return _found(path, real_path, status, is_new=is_new)
 
@@ -156,17 +171,24 @@ def open_file(
     try:
         try:
             connection = connect(real_path)
-            _lock(connection, path)
+            _lock(connection, path, is_new=found.is_new)
         except StorageError:
             raise
         except Exception as error:
             _fail_open(error, map_error(error), connection, path, real_path)
         opened = OpenFile(
-            path=path, real_path=real_path, identity=identity, connection=connection, size_bytes=status.st_size
+            path=path,
+            real_path=real_path,
+            identity=identity,
+            connection=connection,
+            size_bytes=status.st_size,
+            room=LogRoom(
+                f"{real_path}-wal", is_wanted=durability == "full", made_bytes=NEW_LOG_BYTES if found.is_new else 0
+            ),
         )
         try:
             _check(opened, is_new=found.is_new)
-            configure(connection, durability=durability, path=path)
+            configure(connection, durability=durability, path=path, has_journal_mode=found.is_new)
             if not found.is_new:
                 _check_table(opened)
         except StorageError:
@@ -321,12 +343,18 @@ def _release(identity: tuple[int, int]) -> None:
         _open_files.pop(identity, None)
 
 
-def _lock(connection: Connection, path: str) -> None:
-    """Take the file's lock for good: SQLite does so at the first access after the mode is set."""
+def _lock(connection: Connection, path: str, *, is_new: bool) -> None:
+    """Take the file's lock for good: SQLite does so at the first access after the mode is set.
+
+    That is the question for the journal mode where it is known what is in the file, and else one that changes nothing.
+    """
     mode = connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchone()[0]
     if mode != "exclusive":
         raise StorageError(f"SQLite did not accept locking_mode=EXCLUSIVE for {path} (it stayed {mode!r})", path=path)
-    connection.execute("PRAGMA schema_version").fetchone()
+    if is_new:
+        set_journal_mode(connection, path)
+    else:
+        connection.execute("PRAGMA schema_version").fetchone()
 
 
 def _check(opened: OpenFile, *, is_new: bool) -> None:

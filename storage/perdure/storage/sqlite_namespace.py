@@ -184,6 +184,7 @@ class Namespace:
             connection.execute("COMMIT")
         except BaseException as error:
             self._write_failed(error, _Phase.COMMIT, connection)
+        self._file.room.note_commit()
 
     def close(self) -> None:
         """Close the connection and give up the file. Closing twice is fine; a forked child only forgets it.
