@@ -301,6 +301,32 @@ async def test_a_second_opening_in_this_process_is_refused_by_any_name(path, tmp
         assert await driver.get(b"key") == b"1"
 
 
+def what_lies_at(name: str) -> tuple[Path, set[str]]:
+    """Where a file really lies, and the names of all files there."""
+    real = Path(name).resolve()
+    return real, {entry.name for entry in real.parent.iterdir() if entry.is_file()}
+
+
+@pytest.mark.parametrize(
+    "name", ["workflow.sqlite", "link/workflow.sqlite", "link/../workflow.sqlite", "{}/link/../far.sqlite"]
+)
+async def test_a_file_is_made_and_found_by_any_path_that_leads_to_it(tmp_path, monkeypatch, name):
+    """Relative, through a linked directory, or up from one: its log lies beside it, and the next opening finds both."""
+    there = tmp_path / "far" / "away"
+    there.mkdir(parents=True)
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "link").symlink_to(there)
+    monkeypatch.chdir(here)
+    name = name.format(here)
+    async with opened(name) as driver:
+        await driver.set(b"key", b"1")
+        real, files = what_lies_at(name)
+        assert files == {real.name, f"{real.name}-wal"}
+    async with opened(real, create=False) as driver:
+        assert await driver.get(b"key") == b"1"
+
+
 async def test_a_file_that_another_process_holds_is_refused_until_that_one_is_gone(path):
     """S42: the lock of a killed process does not block, and what it had committed is there."""
     with python(HOLDER, path) as process:

@@ -71,7 +71,7 @@ class OpenFile:
 
     Attributes:
         path: As the caller gave it; errors carry it.
-        real_path: Without symbolic links.
+        real_path: Absolute, and no symbolic link.
         identity: Device and inode.
         connection: Holds the exclusive lock.
         size_bytes: The file's size when it was opened.
@@ -92,7 +92,7 @@ class FoundFile:
 
     Attributes:
         path: As the caller gave it.
-        real_path: Without symbolic links.
+        real_path: Absolute, and no symbolic link.
         status: What it was when it was found.
         is_new: Whether it was just made, so that what is in it is known.
     """
@@ -116,7 +116,7 @@ def look_for_file(path: str, *, create: bool) -> FoundFile | MissingFile:
 
     Raises as `open_file` does.
     """
-    real_path = os.path.realpath(path)
+    real_path = _without_link(path)
     with _errors(path):
         try:
             status = os.stat(real_path)
@@ -249,10 +249,20 @@ def set_aside(path: str, real_path: str, reason: str) -> StorageError:
     )
 
 
+def _without_link(path: str) -> str:
+    """The absolute path of the file itself, beside which its log lies.
+
+    Directories that are links are left, as they make no difference, unless the path goes up from one; to look at each would
+    cost more than the rest of finding a file.
+    """
+    is_plain = os.path.isabs(path) and os.pardir not in path.split(os.sep) and not os.path.islink(path)
+    return path if is_plain else os.path.realpath(path)
+
+
 def _found(path: str, real_path: str, status: os.stat_result, *, is_new: bool) -> FoundFile:
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path} is not a regular file", path=path)
-    if not os.access(real_path, os.R_OK | os.W_OK):
+    if not is_new and not os.access(real_path, os.R_OK | os.W_OK):
         raise StorageError(f"{path} cannot be read and written by this user; change its permissions", path=path)
     return FoundFile(path=path, real_path=real_path, status=status, is_new=is_new)
 

@@ -55,7 +55,7 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
 
     Args:
         path: As the user gave it; errors carry it.
-        real_path: The same without symbolic links.
+        real_path: The same, absolute and no symbolic link.
         has_log: Whether it gets a write-ahead log, too: an empty one, with room for the first commits (`log_room.py`).
 
     Returns:
