@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+from commits import does_commit
 from harness import MovableClock
 from trio.testing import MockClock
 
@@ -214,7 +215,7 @@ class TestFiles:
 
 
 class FailingConnection:
-    """A connection whose COMMITs fail on demand, before or after SQLite has done them."""
+    """A connection whose commits fail on demand, before or after SQLite has done them."""
 
     def __init__(self, path: str) -> None:
         self.connection = connect_file(path)
@@ -227,12 +228,12 @@ class FailingConnection:
         return self.connection.in_transaction
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
-        if sql == "COMMIT" and self.commits_until_failure is not None:
+        if self.commits_until_failure is not None and does_commit(self.connection, sql):
             self.commits_until_failure -= 1
             if self.commits_until_failure < 0:
                 self.commits_until_failure = None
                 if self.is_done_all_the_same:
-                    self.connection.execute(sql)
+                    self.connection.execute(sql, parameters)
                 error = sqlite3.OperationalError("disk I/O error")
                 error.sqlite_errorcode = IOERR_FSYNC
                 raise error

@@ -52,6 +52,11 @@ STORAGE_MUTANTS: Final = (
                 '                execute("COMMIT")\n                execute("BEGIN IMMEDIATE")\n'
                 "                stored = alarm_value(batch.alarm)\n",
             ),
+            _in(
+                "sqlite_namespace",
+                " or len(batch.puts) > _PUTS_MAX:",
+                " or len(batch.puts) > _PUTS_MAX or batch.alarm:",
+            ),
         ),
     ),
     Mutant(

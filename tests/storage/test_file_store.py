@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from commits import does_commit
 from file_stores import damage, opened, read, row, spawn
 
 from perdure.storage.catalog import Catalog
 from perdure.storage.directory import DataDirectory, Host
+from perdure.storage.driver import Batch
 from perdure.storage.errors import (
     CommitUnknownError,
     CorruptStoreError,
@@ -412,7 +414,7 @@ async def test_a_file_that_cannot_be_made_leaves_no_row_behind(data: Path, monke
 
 
 class FailingCommit:
-    """A connection whose next COMMIT fails when it is told so."""
+    """A connection whose next commit fails when it is told so."""
 
     fail = False
 
@@ -424,7 +426,7 @@ class FailingCommit:
         return self._inner.in_transaction
 
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
-        if sql == "COMMIT" and FailingCommit.fail:
+        if FailingCommit.fail and does_commit(self._inner, sql):
             FailingCommit.fail = False
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
@@ -438,7 +440,8 @@ class FailingCommit:
         self._inner.close()
 
 
-async def test_after_a_commit_of_unknown_outcome_the_workflow_opens_again(data: Path) -> None:
+@pytest.mark.parametrize("deletes", [[], [b"less"]], ids=["one statement", "statements"])
+async def test_after_a_commit_of_unknown_outcome_the_workflow_opens_again(data: Path, deletes: list[bytes]) -> None:
     """S21, S41: the dead driver need not be closed first, and its neighbours do not notice."""
     async with opened(data, connect=FailingCommit) as store:
         await spawn(store, "order-1")
@@ -446,7 +449,7 @@ async def test_after_a_commit_of_unknown_outcome_the_workflow_opens_again(data: 
         driver = await store.open_driver("order-1")
         FailingCommit.fail = True
         with pytest.raises(CommitUnknownError):
-            await driver.set(b"more", b"1")
+            await driver.batch(Batch(puts=[(b"more", b"1")], deletes=deletes))
         await other.set(b"more", b"2")
         again = await store.open_driver("order-1")
         assert await again.get(b"\x99") == b"order-1"

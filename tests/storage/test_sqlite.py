@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from commits import does_commit
 
 from perdure.storage import crew, sqlite, sqlite_file, sqlite_image
 from perdure.storage.driver import VALUE_BYTES_MAX, AlarmChange, Batch
@@ -28,6 +29,7 @@ from perdure.storage.errors import (
     StoreBusyError,
     ValueTooLargeError,
 )
+from perdure.storage.layout import ALARM_KEY
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import PAGE_BYTES, WAL_PAGES_MAX, connect_file
 
@@ -419,11 +421,11 @@ class Spy:
 
     def execute(self, sql: str, parameters=(), /):
         self.threads.append(threading.get_ident())
-        if sql == "COMMIT":
+        if does_commit(self.connection, sql):
             self.commits_in.append(threading.get_ident())
-        if self.hold is not None and sql == "COMMIT":
-            self.holding.set()
-            self.hold.wait()
+            if self.hold is not None:
+                self.holding.set()
+                self.hold.wait()
         return self.connection.execute(sql, parameters)
 
     def executemany(self, sql: str, parameters, /) -> object:
@@ -485,13 +487,26 @@ async def test_work_runs_where_it_was_told_to(path, quick_disk, options, in_plac
     await driver.aclose()
 
 
-async def test_auto_commits_in_a_thread_while_somebody_would_wait(path, quick_disk):
-    """What syncs the disk does: the statements before COMMIT take some microseconds."""
+FORMS = {
+    "one statement": Batch(puts=[(b"key", b"new"), (b"more", b"")]),
+    "statements": Batch(puts=[(b"key", b"new"), (b"more", b"")], deletes=[b"less"]),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    """How a small batch is written."""
+    return request.param
+
+
+async def test_auto_commits_in_a_thread_while_somebody_would_wait(path, quick_disk, form):
+    """What syncs the disk does: statements before COMMIT take some microseconds."""
     waiting = True
     driver, spy = await spied(path, others_waiting=lambda: waiting)
-    await driver.batch(Batch(puts=[(b"key", b"1")]))
+    await driver.batch(FORMS[form])
     assert len(spy.commits_in) == 1
     assert threading.get_ident() not in spy.commits_in
+    assert (threading.get_ident() in spy.threads) is (form == "statements")
     waiting = False
     assert await use(driver, spy)
     await driver.aclose()
@@ -554,15 +569,47 @@ async def test_a_file_that_somebody_else_made_meanwhile_is_looked_at_as_any_othe
         await SqliteDriver.open(path, create=True)
 
 
-async def test_killed_before_commit_nothing_of_a_batch_is_there(path, tmp_path):
-    """While a thread is about to commit, the batch's statements are done: they are nothing to whoever opens the file next."""
+ROW = (b"key", b"")
+ALARM = AlarmChange("w", 1)
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize(
+    ("batch", "statements"),
+    [
+        (Batch(puts=[ROW]), 1),
+        (Batch(puts=[(b"%d" % number, b"") for number in range(12)]), 1),
+        (Batch(puts=[(b"%d" % number, b"") for number in range(11)], alarm=ALARM), 1),
+        (Batch(alarm=ALARM), 1),
+        (Batch(puts=[(b"%d" % number, b"") for number in range(12)], alarm=ALARM), 4),
+        (Batch(puts=[ROW], alarm=AlarmChange("w", None)), 4),
+        (Batch(puts=[ROW], deletes=[b"a"]), 4),
+        (Batch(puts=[ROW], delete_prefixes=[b"a"]), 4),
+        (Batch(), 2),
+    ],
+)
+async def test_a_batch_that_only_puts_some_rows_is_one_statement(path, durability, batch, statements):
+    """Any other is a transaction of several; either way all of it is there, and the connection is in none afterwards."""
+    driver, spy = await spied(path, commit_in="inline", durability=durability)
+    await driver.batch(batch)
+    assert len(spy.threads) == statements
+    assert len(spy.commits_in) == 1
+    assert not spy.in_transaction
+    found = [key for key, _ in await driver.list(b"") if key != ALARM_KEY]
+    assert found == sorted(key for key, _ in batch.puts)
+    assert await driver.get_alarm("w") == (1 if batch.alarm == ALARM else None)
+    await driver.aclose()
+
+
+async def test_killed_before_commit_nothing_of_a_batch_is_there(path, tmp_path, form):
+    """While a thread is about to commit, what was done of the batch is nothing to whoever opens the file next."""
     driver, spy = await spied(path, others_waiting=lambda: True)
     await driver.set(b"key", b"old")
     spy.hold = threading.Event()
     left = tmp_path / "left"
     left.mkdir()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(driver.batch, Batch(puts=[(b"key", b"new"), (b"more", b"")]))
+        nursery.start_soon(driver.batch, FORMS[form])
         await trio.to_thread.run_sync(spy.holding.wait)
         for file in path.parent.glob(path.name + "*"):
             shutil.copy(file, left)
@@ -573,8 +620,8 @@ async def test_killed_before_commit_nothing_of_a_batch_is_there(path, tmp_path):
         assert await found.list(b"") == [(b"key", b"old")]
 
 
-async def test_without_a_thread_to_commit_in_the_driver_is_given_up_and_nothing_is_written(path, monkeypatch):
-    """The transaction was begun: no later batch may become part of it."""
+async def test_without_a_thread_to_commit_in_nothing_is_written(path, monkeypatch, form):
+    """A driver is given up whose transaction was begun: no later batch may become part of it. Else it goes on."""
     driver, _ = await spied(path, others_waiting=lambda: True)
 
     async def no_thread(*arguments: object) -> None:
@@ -583,12 +630,15 @@ async def test_without_a_thread_to_commit_in_the_driver_is_given_up_and_nothing_
     with monkeypatch.context() as patched:
         patched.setattr(crew.Crew, "run", no_thread)
         with pytest.raises(RuntimeError, match="new thread"):
-            await driver.set(b"first", b"1")
-    with pytest.raises(DriverClosedError):
+            await driver.batch(FORMS[form])
+    if form == "statements":
+        with pytest.raises(DriverClosedError):
+            await driver.set(b"second", b"2")
+    else:
         await driver.set(b"second", b"2")
     await driver.aclose()
     async with opened(path, create=False) as found:
-        assert await found.list(b"") == []
+        assert await found.list(b"") == ([] if form == "statements" else [(b"second", b"2")])
 
 
 async def test_auto_leaves_trios_thread_once_commits_are_slow_and_returns(path, slow_disk, monkeypatch):

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commits import does_commit
 
 from perdure.storage import sqlite_file, sqlite_image
 from perdure.storage.driver import AlarmChange, Batch
@@ -31,7 +33,8 @@ from perdure.storage.sqlite_connection import (
     skip_checkpoint_on_close,
 )
 
-BUSY, NOMEM, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB = 5, 7, 8, 10, 11, 13, 14, 26
+ERROR, PERM, BUSY, LOCKED, NOMEM, READONLY, IOERR, CORRUPT, FULL, CANTOPEN = 1, 3, 5, 6, 7, 8, 10, 11, 13, 14
+TOOBIG, CONSTRAINT, MISMATCH, NOTADB = 18, 19, 20, 26
 IOERR_FSYNC = IOERR | (4 << 8)
 
 
@@ -49,12 +52,15 @@ class FaultyConnection:
 
     def __init__(self, path: str, answers: dict[str, object] | None = None) -> None:
         self.connection = connect_file(path)
-        self.faults: dict[str, tuple[BaseException, bool]] = {}
+        self.faults: dict[str, tuple[BaseException, bool, bool]] = {}
         self.answers = answers or {}
         self.closed = False
 
-    def fail(self, statement: str, error: BaseException | int, *, after: bool = False) -> None:
-        self.faults[statement] = (sqlite_error(error) if isinstance(error, int) else error, after)
+    def fail(
+        self, statement: str, error: BaseException | int, *, after: bool = False, if_it_commits: bool = False
+    ) -> None:
+        """Let statements that begin so fail: all of them, or those that make a batch durable."""
+        self.faults[statement] = (sqlite_error(error) if isinstance(error, int) else error, after, if_it_commits)
 
     @property
     def in_transaction(self) -> bool:
@@ -71,7 +77,11 @@ class FaultyConnection:
         self.connection.close()
 
     def _run(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
-        error, after = next((fault for text, fault in self.faults.items() if sql.startswith(text)), (None, False))
+        error, after, if_it_commits = next(
+            (fault for text, fault in self.faults.items() if sql.startswith(text)), (None, False, False)
+        )
+        if if_it_commits and not does_commit(self.connection, sql):
+            error = None
         if error is not None and not after:
             raise error
         if sql in self.answers:
@@ -87,7 +97,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "workflow.sqlite"
 
 
-@pytest.fixture(params=["inline", "thread"])
+@pytest.fixture(params=["inline", "thread", "auto"])
 def commit_in(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -108,7 +118,10 @@ async def faulty(path: Path, **options) -> tuple[SqliteDriver, FaultyConnection]
         connections.append(FaultyConnection(name))
         return connections[0]
 
-    driver = await SqliteDriver.open(path, **{"create": True, "connect": connect, **options})
+    # At "auto" the threads of the crew commit, as somebody waits.
+    driver = await SqliteDriver.open(
+        path, **{"create": True, "connect": connect, "others_waiting": lambda: True, **options}
+    )
     await driver.batch(Batch(puts=[(b"a", b"old"), (b"b", b"old")], alarm=AlarmChange("w", 1)))
     return driver, connections[0]
 
@@ -116,6 +129,15 @@ async def faulty(path: Path, **options) -> tuple[SqliteDriver, FaultyConnection]
 CHANGE = Batch(puts=[(b"a", b"new")], deletes=[b"b"], alarm=AlarmChange("w", 2))
 OLD = ([b"a", b"b"], b"old", 1)
 NEW = ([b"a"], b"new", 2)
+
+PUTS = Batch(puts=[(b"a", b"new"), (b"b", b"new")], alarm=AlarmChange("w", 2))
+FORMS = {"one statement": (PUTS, "REPLACE", ([b"a", b"b"], b"new", 2)), "statements": (CHANGE, "COMMIT", NEW)}
+"""How a batch is written: one that is, with which statement that commits, and the state it makes of `OLD`."""
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> tuple[Batch, str, object]:
+    return FORMS[request.param]
 
 
 async def state_of(driver: SqliteDriver) -> object:
@@ -157,16 +179,49 @@ async def test_an_error_of_a_statement_is_a_refusal_once_it_was_rolled_back(path
     await driver.aclose()
 
 
-async def test_a_full_disk_refuses_the_batch_and_takes_it_once_there_is_room(path):
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(ERROR, PERM, BUSY, LOCKED, READONLY, TOOBIG, CONSTRAINT, MISMATCH),
+        TypeError("not bytes"),
+        sqlite3.ProgrammingError("cannot bind"),
+    ],
+)
+async def test_what_is_only_found_before_a_commit_is_a_refusal_of_the_one_statement_too(path, commit_in, error):
+    """S41: nothing was written, and the same batch is taken afterwards."""
+    driver, connection = await faulty(path, commit_in=commit_in)
+    connection.fail("REPLACE", error)
+    with pytest.raises(BatchRefusedError, match="nothing was written") as caught:
+        await driver.batch(PUTS)
+    assert caught.value.path == str(path)
+    connection.faults.clear()
+    assert await state_of(driver) == OLD
+    await driver.batch(PUTS)
+    assert await state_of(driver) == ([b"a", b"b"], b"new", 2)
+    await driver.aclose()
+
+
+async def test_a_full_disk_refuses_the_one_statement_if_it_has_no_room_within_a_transaction_either(path, commit_in):
+    """S41: so it was not its commit that met the full disk."""
+    driver, connection = await faulty(path, commit_in=commit_in)
+    connection.fail("REPLACE", FULL)
+    with pytest.raises(BatchRefusedError):
+        await driver.batch(PUTS)
+    assert not connection.in_transaction
+    connection.faults.clear()
+    assert await state_of(driver) == OLD
+    await driver.aclose()
+
+
+async def test_a_full_disk_refuses_the_batch_and_takes_it_once_there_is_room(path, form):
     """S41: a real SQLITE_FULL, which SQLite rolls back by itself or not; another workflow goes on meanwhile."""
     async with opened(path) as driver, opened(path.with_name("other.sqlite")) as other:
         await driver.batch(Batch(puts=[(b"a", b"old"), (b"b", b"old")], alarm=AlarmChange("w", 1)))
         database = driver.database()
         pages = database.execute("PRAGMA page_count").fetchone()[0]
         database.execute(f"PRAGMA max_page_count={pages + 2}")
-        large = Batch(
-            puts=[*CHANGE.puts, (b"large", os.urandom(20 * PAGE_BYTES))], deletes=CHANGE.deletes, alarm=CHANGE.alarm
-        )
+        batch, _, new = form
+        large = replace(batch, puts=[*batch.puts, (b"large", os.urandom(20 * PAGE_BYTES))])
         for _ in range(3):
             with pytest.raises(BatchRefusedError, match="full") as caught:
                 await driver.batch(large)
@@ -176,24 +231,25 @@ async def test_a_full_disk_refuses_the_batch_and_takes_it_once_there_is_room(pat
         await driver.set(b"small", b"fits")
         database.execute(f"PRAGMA max_page_count={pages + 100}")
         await driver.batch(large)
-        assert await state_of(driver) == NEW
+        assert await state_of(driver) == new
         assert database.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 
 
-async def test_a_large_batch_that_was_spilled_to_disk_is_undone_too(path):
+async def test_a_large_batch_that_was_spilled_to_disk_is_undone_too(path, form):
     """S41: more than the cache holds, so parts of it are in the log before COMMIT."""
     async with opened(path) as driver:
         await driver.batch(Batch(puts=[(b"a", b"old"), (b"b", b"old")], alarm=AlarmChange("w", 1)))
         database = driver.database()
         database.execute("PRAGMA max_page_count=400")
-        spilled = [(b"large%03d" % index, os.urandom(50 * PAGE_BYTES)) for index in range(10)]
+        spilled = [(b"large%03d" % index, os.urandom(55 * PAGE_BYTES)) for index in range(9)]
+        batch, _, new = form
         with pytest.raises(BatchRefusedError, match="full"):
-            await driver.batch(Batch(puts=[*CHANGE.puts, *spilled], deletes=CHANGE.deletes, alarm=CHANGE.alarm))
+            await driver.batch(replace(batch, puts=[*batch.puts, *spilled]))
         assert path.with_name(path.name + "-wal").stat().st_size > 100 * PAGE_BYTES
         assert await state_of(driver) == OLD
-        await driver.batch(CHANGE)
+        await driver.batch(batch)
     async with opened(path, create=False) as again:
-        assert await state_of(again) == NEW
+        assert await state_of(again) == new
         assert again.database().execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 
 
@@ -217,23 +273,42 @@ async def test_any_error_of_commit_is_of_unknown_outcome(path, commit_in, code, 
         assert await state_of(again) == (NEW if after else OLD)
 
 
-async def test_an_io_error_of_a_statement_is_of_unknown_outcome(path, commit_in):
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [IOERR_FSYNC, FULL, NOMEM, CANTOPEN, 99, MemoryError("none left")])
+async def test_an_error_of_the_one_statement_that_may_be_its_commits_is_of_unknown_outcome(
+    path, commit_in, error, after
+):
+    """As one of COMMIT; a full disk is, unless the statement meets it within a transaction too."""
+    driver, connection = await faulty(path, commit_in=commit_in)
+    connection.fail("REPLACE", error, after=after, if_it_commits=True)
+    with pytest.raises(CommitUnknownError, match="may have happened or not") as caught:
+        await driver.batch(PUTS)
+    assert caught.value.path == str(path)
+    assert connection.closed
+    with pytest.raises(DriverClosedError, match="outcome of a commit is unknown"):
+        await driver.get(b"a")
+    await driver.aclose()
+    async with opened(path, create=False) as again:
+        assert await state_of(again) == (([b"a", b"b"], b"new", 2) if after else OLD)
+
+
+async def test_an_io_error_of_a_statement_is_of_unknown_outcome(path, commit_in, form):
     """S41: the log may have been synced in vain."""
     driver, connection = await faulty(path, commit_in=commit_in)
     connection.fail("REPLACE", IOERR)
     with pytest.raises(CommitUnknownError):
-        await driver.batch(CHANGE)
+        await driver.batch(form[0])
     assert connection.closed
     async with opened(path, create=False) as again:
         assert await state_of(again) == OLD
 
 
-async def test_a_failed_rollback_is_of_unknown_outcome(path, commit_in):
+async def test_a_failed_rollback_is_of_unknown_outcome(path, commit_in, form):
     driver, connection = await faulty(path, commit_in=commit_in)
     connection.fail("REPLACE", FULL)
     connection.fail("ROLLBACK", IOERR)
     with pytest.raises(CommitUnknownError):
-        await driver.batch(CHANGE)
+        await driver.batch(form[0])
     assert connection.closed
     async with opened(path, create=False) as again:
         assert await state_of(again) == OLD
@@ -254,9 +329,34 @@ async def test_an_interrupt_within_a_batch_leaves_no_transaction_open(path):
         await driver.get(b"a")
 
 
-async def test_an_error_of_closing_after_a_failed_commit_changes_nothing(path):
+@pytest.mark.parametrize("after", [False, True])
+async def test_after_an_interrupt_within_the_one_statement_the_driver_is_closed(path, after):
+    """It may have come from the commit."""
+    driver, connection = await faulty(path, commit_in="inline")
+    connection.fail("REPLACE", KeyboardInterrupt(), after=after)
+    with pytest.raises(KeyboardInterrupt):
+        await driver.batch(PUTS)
+    assert connection.closed
+    with pytest.raises(DriverClosedError, match="unknown"):
+        await driver.get(b"a")
+
+
+async def test_after_an_interrupt_while_a_full_disk_is_looked_into_the_driver_is_closed(path):
+    """No transaction that was left open is used on."""
+    driver, connection = await faulty(path, commit_in="inline")
+    connection.fail("REPLACE", FULL)
+    connection.fail("BEGIN", KeyboardInterrupt(), after=True)
+    with pytest.raises(KeyboardInterrupt):
+        await driver.batch(PUTS)
+    assert connection.closed
+    with pytest.raises(DriverClosedError, match="unknown"):
+        await driver.get(b"a")
+
+
+async def test_an_error_of_closing_after_a_failed_commit_changes_nothing(path, form):
     driver, connection = await faulty(path)
-    connection.fail("COMMIT", IOERR)
+    batch, commit, _ = form
+    connection.fail(commit, IOERR)
     real_close = connection.close
 
     def close() -> None:
@@ -265,7 +365,7 @@ async def test_an_error_of_closing_after_a_failed_commit_changes_nothing(path):
 
     connection.close = close
     with pytest.raises(CommitUnknownError):
-        await driver.batch(CHANGE)
+        await driver.batch(batch)
     async with opened(path, create=False) as again:
         assert await state_of(again) == OLD
 
@@ -420,12 +520,12 @@ async def test_damage_met_while_reading_sets_the_file_aside_and_others_go_on(pat
         assert len(await driver.list(b"")) == 500
 
 
-async def test_damage_met_while_writing_sets_the_file_aside(path, commit_in):
+async def test_damage_met_while_writing_sets_the_file_aside(path, commit_in, form):
     """S41"""
     driver, connection = await faulty(path, commit_in=commit_in)
     connection.fail("REPLACE", CORRUPT)
     with pytest.raises(CorruptStoreError) as caught:
-        await driver.batch(CHANGE)
+        await driver.batch(form[0])
     assert connection.closed
     assert not path.exists()
     aside = caught.value.set_aside
@@ -675,7 +775,10 @@ async def test_another_builds_errors_are_classified_by_its_own_mapper(path):
         (sqlite_error(BUSY | (2 << 8)), Fault.BUSY),
         (sqlite_error(CORRUPT | (1 << 8)), Fault.CORRUPT),
         (sqlite_error(NOTADB), Fault.CORRUPT),
-        (sqlite_error(FULL), Fault.REFUSED),
+        (sqlite_error(FULL), Fault.FULL),
+        (sqlite_error(NOMEM), Fault.EXHAUSTED),
+        (sqlite_error(CANTOPEN), Fault.EXHAUSTED),
+        (MemoryError("none left"), Fault.EXHAUSTED),
         (sqlite_error(READONLY), Fault.REFUSED),
         (sqlite_error(IOERR_FSYNC), Fault.UNKNOWN),
         (sqlite_error(250), Fault.UNKNOWN),

@@ -6,8 +6,9 @@
    which another could start, so the usual case takes no lock at all.
 3. Waiting for the turn can be cancelled; an operation that has begun cannot, and its outcome is always learned.
 4. Where an operation runs is `pace.py`'s decision, what its errors mean `sqlite_namespace.py`'s.
-5. A small batch that is not committed in place has its statements done in place all the same, and only COMMIT, which syncs, is
-   handed over (`crew.py`). Nothing runs on the connection in between; should COMMIT not be tried, the driver is given up.
+5. A small batch that is not committed in place costs one hop to a thread (`crew.py`). If it only puts, that thread does its one
+   statement, which commits by itself. Any other has its statements done in place all the same, and only COMMIT, which syncs,
+   is handed over. Nothing runs on the connection in between; should COMMIT not be tried, the driver is given up.
 
 Rejected: one thread of its own per driver. Thousands of drivers are open at once, and through any thread a lone
 workflow commits at half the rate.
@@ -39,7 +40,7 @@ from perdure.storage.sqlite_connection import (
     connect_file,
 )
 from perdure.storage.sqlite_file import FoundFile, MissingFile, OpenFile, look_for_file, make_file, open_file
-from perdure.storage.sqlite_namespace import Namespace
+from perdure.storage.sqlite_namespace import Namespace, only_puts
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -246,11 +247,19 @@ class SqliteDriver(SingleWrites):
         check_batch(batch, self._value_bytes_max, path=self.path)
         if not self._turn.locked() and self._commits_in_place():
             self._timed(self._namespace.commit, batch, self._commits)
+        elif self._is_split and (puts := only_puts(batch)) is not None:
+            async with self._turn:
+                await self._put_by_crew(puts)
         elif self._is_split and _is_small(batch):
             async with self._turn:
                 await self._commit_by_crew(batch)
         else:
             await self._run(self._namespace.commit, batch, self._commits)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _put_by_crew(self, puts: Sequence[bytes]) -> None:
+        """Do the one statement in a thread; without a thread nothing was begun."""
+        await self._crew().run(partial(self._timed, self._namespace.put, puts, self._commits))
 
     @trio.lowlevel.enable_ki_protection
     async def _commit_by_crew(self, batch: Batch) -> None:

@@ -2,8 +2,9 @@
 
 1. The driver's hot path uses `execute`, `executemany`, the fetch methods, `in_transaction` and `close`, and nothing
    else, so that tests can put another build of SQLite, or one that fails on demand, under it (`ConnectionFactory`).
-2. An error is classified once, into the four things that the driver can do about it (`Fault`). What it finally means
-   also depends on when it came: the same "disk full" is a refusal in a statement and an unknown outcome in COMMIT.
+2. An error is classified by its code alone (`Fault`). What it finally means also depends on when it came: the same "disk
+   full" is a refusal in a statement and an unknown outcome in COMMIT. Of a statement that commits too, the class has to say
+   whether the error may have come from its commit.
 3. Every setting that durability or exclusion rests on is read back. SQLite answers a setting it cannot apply with the
    old value and no error, as a build without WAL or a file system without locks would show.
 
@@ -97,11 +98,15 @@ class Fault(Enum):
     """What an error of SQLite lets the driver do."""
 
     REFUSED = "refused"
-    """The statement did nothing and the connection is sound: a full disk, a read-only file, too big a value."""
+    """The statement did nothing and the connection is sound: a read-only file, too big a value. No commit fails so."""
+    FULL = "full"
+    """There is no room. A statement within a transaction did nothing; a commit may have been done or not."""
+    EXHAUSTED = "exhausted"
+    """Memory or descriptors ran out. A statement within a transaction did nothing; a commit may have been done or not."""
     BUSY = "busy"
-    """Somebody else has the file; nothing was done."""
+    """Somebody else has the file; nothing was done, and no commit begun."""
     CORRUPT = "corrupt"
-    """The file is not a database, or a damaged one."""
+    """The file is not a database, or a damaged one. Found in reading it, as committing does not."""
     UNKNOWN = "unknown"
     """Anything else, such as an I/O error: what reached the disk cannot be told, and the connection is in doubt."""
 
@@ -114,12 +119,12 @@ _FAULTS: Final = {
     sqlite3.SQLITE_LOCKED: Fault.BUSY,
     sqlite3.SQLITE_CORRUPT: Fault.CORRUPT,
     sqlite3.SQLITE_NOTADB: Fault.CORRUPT,
-    sqlite3.SQLITE_FULL: Fault.REFUSED,
+    sqlite3.SQLITE_FULL: Fault.FULL,
     sqlite3.SQLITE_READONLY: Fault.REFUSED,
-    sqlite3.SQLITE_CANTOPEN: Fault.REFUSED,
+    sqlite3.SQLITE_CANTOPEN: Fault.EXHAUSTED,
     sqlite3.SQLITE_PERM: Fault.REFUSED,
     sqlite3.SQLITE_TOOBIG: Fault.REFUSED,
-    sqlite3.SQLITE_NOMEM: Fault.REFUSED,
+    sqlite3.SQLITE_NOMEM: Fault.EXHAUSTED,
     sqlite3.SQLITE_CONSTRAINT: Fault.REFUSED,
     sqlite3.SQLITE_MISMATCH: Fault.REFUSED,
     sqlite3.SQLITE_ERROR: Fault.REFUSED,
@@ -129,8 +134,8 @@ _FAULTS: Final = {
 def classify_error(error: BaseException) -> Fault:
     """The `ErrorMapper` for the standard library's `sqlite3`."""
     if not isinstance(error, sqlite3.Error):
-        # A TypeError for a value of the wrong type, a MemoryError: raised before SQLite saw the statement.
-        return Fault.REFUSED
+        # A TypeError for a value of the wrong type is raised before SQLite sees the statement, a MemoryError at any time.
+        return Fault.EXHAUSTED if isinstance(error, MemoryError) else Fault.REFUSED
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         # Raised by the Python module itself: a parameter that cannot be bound.

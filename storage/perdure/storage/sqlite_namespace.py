@@ -1,11 +1,18 @@
 """The synchronous half of the SQLite driver: the statements, and what their errors mean.
 
-1. A batch is one transaction.
+1. A batch is one transaction. A batch that only puts some rows is one statement, which SQLite commits by itself; anything
+   else is its statements between BEGIN and COMMIT.
 2. What an error means follows from when it came. Before COMMIT, and after a clean rollback, nothing was written
    (`BatchRefusedError`). From COMMIT on, or when the connection itself is in doubt (an I/O error, a failed rollback),
    the outcome is unknown: the connection is closed there and then and never used again (`CommitUnknownError`).
-3. An error that says "damaged" sets the file aside while its lock is still held.
-4. A forked child never touches its parent's connection, not even to close it.
+3. Of the one statement an error says itself when it came, by its kind. What SQLite only finds before it commits is an
+   error of the statement: a read-only file, too big a value, damage (committing reads no page of the database). Whatever
+   may come from the commit is one of COMMIT: an I/O error, a lack of memory, an interrupt, what nobody knows.
+4. A full disk is met in the statement or in its commit, and then it may be that the log holds the whole batch (measured:
+   with `psow=0`, a process that dies after that error leaves it to the next). So the statement is done again, in a
+   transaction that is rolled back: if it meets the full disk there too, it came to no commit the first time.
+5. An error that says "damaged" sets the file aside while its lock is still held.
+6. A forked child never touches its parent's connection, not even to close it.
 
 An I/O error of a statement counts as unknown although no COMMIT was tried: SQLite may have been syncing the log's
 header, and a sync that failed is not reported again, so a later commit here could be acknowledged and lost.
@@ -32,7 +39,7 @@ from perdure.storage.sqlite_connection import Connection, ErrorMapper, Fault
 from perdure.storage.sqlite_file import OpenFile, close_file, set_aside
 from perdure.storage.sqlite_image import copy_file
 
-__all__ = ["Namespace"]
+__all__ = ["Namespace", "only_puts"]
 
 _GET: Final = "SELECT value FROM kv WHERE key = ?"
 _LIST: Final = "SELECT key, value FROM kv WHERE key >= ? AND key < ? ORDER BY key"
@@ -40,8 +47,9 @@ _LIST_FROM: Final = "SELECT key, value FROM kv WHERE key >= ? ORDER BY key"
 _ANY: Final = "SELECT 1 FROM kv WHERE key >= ? AND key < ? LIMIT 1"
 _ANY_FROM: Final = "SELECT 1 FROM kv WHERE key >= ? LIMIT 1"
 _PUT: Final = "REPLACE INTO kv (key, value) VALUES (?, ?)"
-_PUTS: Final = tuple(_PUT + ", (?, ?)" * more for more in range(12))
-"""The same for one to twelve rows."""
+_PUTS_MAX: Final = 12
+_PUTS: Final = {2 * rows: _PUT + ", (?, ?)" * (rows - 1) for rows in range(1, _PUTS_MAX + 1)}
+"""The same for one row and more, by their parameters: the key and the value of each."""
 _DELETE: Final = "DELETE FROM kv WHERE key = ?"
 _DELETE_RANGE: Final = "DELETE FROM kv WHERE key >= ? AND key < ?"
 _DELETE_FROM: Final = "DELETE FROM kv WHERE key >= ?"
@@ -141,9 +149,22 @@ class Namespace:
             ) from error
 
     def commit(self, batch: Batch) -> None:
-        """Apply a checked batch in one transaction."""
-        self.begin(batch)
-        self.finish()
+        """Apply a checked batch in one transaction; it is as durable on return as the connection makes it."""
+        puts = only_puts(batch)
+        if puts is None:
+            self.begin(batch)
+            self.finish()
+        else:
+            self.put(puts)
+
+    def put(self, puts: Sequence[bytes]) -> None:
+        """Apply a batch that `only_puts` has taken, in one statement; it is as durable on return as the connection makes it."""
+        connection = self.connection()
+        try:
+            connection.execute(_PUTS[len(puts)], puts)
+        except BaseException as error:
+            self._write_failed(error, self._phase_of(error, puts, connection), connection)
+        self._file.room.note_commit()
 
     def begin(self, batch: Batch) -> None:
         """Put a checked batch into a transaction that is left open; `finish` has to follow, and nothing else may come before.
@@ -208,6 +229,30 @@ class Namespace:
         with suppress(Exception):
             close_file(self._file)
 
+    def _phase_of(self, error: BaseException, puts: Sequence[bytes], connection: Connection) -> _Phase:
+        """When an error came of the one statement that commits too; in doubt, in its commit."""
+        if not isinstance(error, Exception):
+            return _Phase.COMMIT
+        match self._map_error(error):
+            case Fault.REFUSED | Fault.BUSY | Fault.CORRUPT:
+                return _Phase.STATEMENT
+            case Fault.FULL:
+                return _Phase.STATEMENT if self._is_full_for(puts, connection) else _Phase.COMMIT
+            case Fault.EXHAUSTED | Fault.UNKNOWN:
+                return _Phase.COMMIT
+
+    def _is_full_for(self, puts: Sequence[bytes], connection: Connection) -> bool:
+        """Whether the disk is full for the statement itself, too. May leave a transaction open, for `_write_failed` to end."""
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(_PUTS[len(puts)], puts)
+        except Exception as error:
+            return self._map_error(error) is Fault.FULL
+        except BaseException:
+            self.give_up("the outcome of a commit is unknown")
+            raise
+        return False
+
     def _write_failed(self, error: BaseException, phase: _Phase, connection: Connection) -> NoReturn:
         """Bring the connection to a known state, or close it; raise what the error means."""
         fault = self._map_error(error)
@@ -239,12 +284,28 @@ class Namespace:
         raise corrupt from error
 
 
+def only_puts(batch: Batch) -> list[bytes] | None:
+    """What `Namespace.put` writes for a checked batch: keys and values in turn. `None` if one statement cannot write it.
+
+    An alarm that is set is one more row.
+    """
+    if batch.deletes or batch.delete_prefixes or batch.delete_ranges or len(batch.puts) > _PUTS_MAX:
+        return None
+    puts = [part for pair in batch.puts for part in pair]
+    if batch.alarm is not None:
+        stored = alarm_value(batch.alarm)
+        if stored is None:
+            return None
+        puts += (ALARM_KEY, stored)
+    return puts if len(puts) in _PUTS else None
+
+
 def _put(connection: Connection, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-    if len(pairs) > len(_PUTS):
+    if len(pairs) > _PUTS_MAX:
         connection.executemany(_PUT, pairs)
     else:
         # In one statement: SQLite's module gives up Python's lock some three times in each, and each time may wait for it.
-        connection.execute(_PUTS[len(pairs) - 1], [part for pair in pairs for part in pair])
+        connection.execute(_PUTS[2 * len(pairs)], [part for pair in pairs for part in pair])
 
 
 def _delete(connection: Connection, keys: Sequence[bytes]) -> None:
