@@ -84,7 +84,7 @@ async def test_hooks_are_told_of_all_workflows_from_their_creation_over_restarts
     s = WorkflowState
     for number in range(2):
         states = mirrors.states[f"waiter-{number}"]
-        assert (states[0], states[-2:]) == (s.PENDING, [s.RUNNING, s.COMPLETED])
+        assert (states[0], states[-2:]) == (s.RUNNING, [s.RUNNING, s.COMPLETED])
     assert mirrors.states["waiter-2"][-1] is s.CANCELLED
     assert mirrors.states["failing-1"][-1] is s.FAILED
     assert [(type(event), event.workflow_id) for event in errors] == [

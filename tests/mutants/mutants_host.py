@@ -21,9 +21,8 @@ HOST_MUTANTS: Final = (
         (
             _in(
                 "residents",
-                "            activation.create(definition.name, input, definition.function, birth)\n"
-                "            await activation.commit_from_outside()\n",
-                "            activation.create(definition.name, input, definition.function, birth)\n",
+                "                activation.begin_at_once()\n            await activation.commit_from_outside()\n",
+                "                activation.begin_at_once()\n",
             ),
         ),
     ),

@@ -87,9 +87,9 @@ PRIMITIVE_MUTANTS: Final = (
         (
             _in(
                 "activation",
-                "                self.history.set_idle_activations(self.history.idle_activations + 1)\n"
-                "            if self.history.state is not WorkflowState.RUNNING:\n",
-                "                pass\n            if self.history.state is not WorkflowState.RUNNING:\n",
+                "            self.history.set_idle_activations(self.history.idle_activations + 1)\n"
+                "        if self.history.state is not WorkflowState.RUNNING:\n",
+                "            pass\n        if self.history.state is not WorkflowState.RUNNING:\n",
             ),
         ),
     ),

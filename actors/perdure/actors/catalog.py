@@ -284,8 +284,9 @@ class CatalogedDriver:
             started = perf_counter()
             await self._inner.batch(batch)
             self._keeper.meter.note(started)
-            if any(key == layout.STATE_KEY for key, _ in batch.puts):  # not so in each piece, if it had to be cut
-                self._keeper.events.tell(self.row.workflow_id, self.row.workflow_type, None, self.row.state)
+            for key, value in batch.puts:
+                if key == layout.STATE_KEY:  # not so in each piece, if it had to be cut
+                    self._tell_made(value.decode())
             return
         standing = self._standing.after(batch)
         await self.move_earlier(standing.wake_ms(wants_mail=self._wants_mail(standing)))
@@ -310,6 +311,13 @@ class CatalogedDriver:
             return True
         self._is_in_doubt = False
         return False
+
+    def _tell_made(self, state: str) -> None:
+        """The workflow was made, and perhaps begun with that."""
+        tell, row = self._keeper.events.tell, self.row
+        tell(row.workflow_id, row.workflow_type, None, row.state)
+        if state != row.state:
+            tell(row.workflow_id, row.workflow_type, row.state, state)
 
     def _written(self, batch: Batch, standing: _Standing, started: float) -> None:
         self._keeper.meter.note(started)

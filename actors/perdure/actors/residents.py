@@ -7,7 +7,8 @@
 3. Whatever goes wrong with one workflow (damaged file, unregistered type, divergence, its storage) is kept with its id and
    told to whoever asks for it; the others go on.
 4. Creation: the catalog row (due at once) and the file, then the first batch. Killed in between, the next look finds a row
-   without a workflow, and removes it; nobody was told that it exists.
+   without a workflow, and removes it; nobody was told that it exists. If it is to run at once, its place is taken before,
+   and the first batch says that it runs. Should the supervisor close in between, it is recovered as a running one.
 5. A workflow that is to run takes a place (`slots.py`). If none is free it goes back to sleep and is queued (`dispatch.py`);
    that it wants to run is durable before.
 """
@@ -204,8 +205,7 @@ class Residents:
                 actor = await self._bring_in(workflow_id)
                 actor.move_to(place)
             finally:
-                if not place.is_owned:
-                    place.give_back()
+                _give_back(place)
 
     def is_held(self, row: CatalogRow) -> bool:
         """Whether a workflow that the catalog says is due waits for its turn among those of its type."""
@@ -264,8 +264,7 @@ class Residents:
                             return
                     await actor.stopped.wait()
         finally:
-            if not place.is_owned:
-                place.give_back()
+            _give_back(place)
 
     async def create_or_find(
         self,
@@ -290,16 +289,20 @@ class Residents:
                 if actor is not None and actor.is_leaving:
                     await self._retire(actor)
                     actor = None
-                if actor is None:
-                    actor = await self._make(definition, workflow_id, input, birth, may_create)
-                    if actor is None:
-                        return False
+                place: Place | None = None
                 try:
-                    check(actor)
-                except BaseException:
-                    await self._retire_if_idle(actor)
-                    raise
-                await self._start_or_retire(actor)
+                    if actor is None:
+                        actor, place = await self._make(definition, workflow_id, input, birth, may_create)
+                        if actor is None:
+                            return False
+                    try:
+                        check(actor)
+                    except BaseException:
+                        await self._retire_if_idle(actor)
+                        raise
+                    await self._start_or_retire(actor, place)
+                finally:
+                    _give_back(place)
         return True
 
     def calling_actor(self) -> Actor | None:
@@ -404,19 +407,32 @@ class Residents:
         input: object,
         birth: Birth,
         may_create: Callable[[], bool] | None,
-    ) -> Actor | None:
-        place = await self.slots.visit()
+    ) -> tuple[Actor | None, Place | None]:
+        """Bring the workflow in, or create it; with the place that it was told that it runs in, which the caller gives back."""
+        visit = await self.slots.visit()
+        place: Place | None = None
         try:
             actor = await self._find(workflow_id)
             if actor is None:
                 if may_create is not None and not may_create():
-                    return None
-                actor = await self._create(definition, workflow_id, input, birth)
-            actor.move_to(place)
-            return actor
+                    return None, None
+                place = self._place_at_once(definition, birth)
+                actor = await self._create(definition, workflow_id, input, birth, begins=place is not None)
+        except BaseException:
+            _give_back(place)
+            raise
+        else:
+            actor.move_to(visit)
+            return actor, place
         finally:
-            if not place.is_owned:
-                place.give_back()
+            _give_back(visit)
+
+    def _place_at_once(self, definition: Workflow[Any, Any], birth: Birth) -> Place | None:
+        """A place for a new workflow, if nothing keeps it from being run as soon as it is made."""
+        is_limited = self.admission is not None and self.admission.is_limited(definition.name)
+        is_timed = birth.start_at_ms is not None or birth.deadline_ms is not None
+        is_waiting = is_limited or is_timed or self.is_closing or self.nursery is None
+        return None if is_waiting else self._place_nowait()
 
     async def _find(self, workflow_id: str) -> Actor | None:
         if await self._store.get_row(workflow_id) is None:
@@ -426,7 +442,9 @@ class Residents:
         except WorkflowNotFoundError:  # its creation was never finished
             return None
 
-    async def _create(self, definition: Workflow[Any, Any], workflow_id: str, input: object, birth: Birth) -> Actor:
+    async def _create(
+        self, definition: Workflow[Any, Any], workflow_id: str, input: object, birth: Birth, *, begins: bool
+    ) -> Actor:
         now_ms = self._clock.now_ms()
         birth = replace(birth, created_at_ms=now_ms)
         row = CatalogRow(
@@ -453,6 +471,8 @@ class Residents:
             else:
                 activation = await self._load(workflow_id, driver)
             activation.create(definition.name, input, definition.function, birth)
+            if begins:
+                activation.begin_at_once()
             await activation.commit_from_outside()
             return self._admit(driver, activation, definition)
         except BaseException:
@@ -503,19 +523,21 @@ class Residents:
         self.mail.admitted(actor)
         return actor
 
-    async def _start_or_retire(self, actor: Actor) -> None:
-        """Run it, if it has something to do: here and now if there is a place for it and nobody waits for one."""
+    async def _start_or_retire(self, actor: Actor, place: Place | None = None) -> None:
+        """Run it, if it has something to do: here and now if there is a place for it and nobody waits for one.
+
+        The place may have been taken for it before; the caller gives it back, if it is not used.
+        """
         try:
             if not actor.can_run:
                 self._note_unregistered(actor)
             elif self._is_held(actor):
                 pass  # it is woken when its turn comes
-            elif not self.is_closing and (place := self._place_nowait()) is not None:
+            elif not self.is_closing and (place := place or self._place_nowait()) is not None:
                 try:
                     await self._start(actor, place)
                 finally:
-                    if not place.is_owned:
-                        place.give_back()
+                    _give_back(place)
             else:
                 self.dispatcher.want(actor.workflow_id)
         finally:
@@ -694,3 +716,9 @@ class Residents:
             f"there is no workflow {workflow_id!r}; start it with supervisor.spawn(workflow, {workflow_id!r}, input)",
             workflow_id=workflow_id,
         )
+
+
+def _give_back(place: Place | None) -> None:
+    """Give back a place that was taken, unless an actor owns it by now."""
+    if place is not None and not place.is_owned:
+        place.give_back()

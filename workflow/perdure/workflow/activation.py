@@ -9,7 +9,7 @@
 4. An error of the storage is not an outcome of the workflow: it closes the activation, and whoever runs it gets the error.
 5. `state` is durable as `running` before the first new step function of an activation, with the count of activations
    that recorded nothing; recording, parking, eviction, shutdown and a fault clear the count. So a crash loop ends
-   (promise 9).
+   (promise 9). A host that is about to run a new workflow has it say so in the batch that creates it (`begin_at_once`).
 6. In every durable state something brings a workflow back: it is `pending`, `running` or `rolling_back` (recovered at start),
    or it is `sleeping` with its alarm armed, or it waits for a message, whose arrival activates it. Hence the batch that takes a
    message or ends a sleep also sets `running`.
@@ -311,6 +311,16 @@ class Activation:
         data = encode_input(function, input_value, bytes_max=self.user_bytes_max)
         self.history.create(workflow_type, data, new_seed(self.history.workflow_id, self.ids), birth)
 
+    def begin_at_once(self) -> None:
+        """Say with the creation that the workflow runs, as it is about to: its first step then needs no commit before it.
+
+        So this activation is counted before it is known that it begins a step. Should the process die, or the host close,
+        before the function is run, then one of the `CRASH_LOOP_LIMIT` activations is that one; it can be only the first.
+        """
+        assert self.history.state is WorkflowState.PENDING, "it is just being created"
+        self._note_begun()
+        self.must_commit_before_step = False
+
     async def commit(self) -> None:
         """Make everything recorded durable; for operations.
 
@@ -422,15 +432,18 @@ class Activation:
     async def begin_step(self) -> None:
         """Make durable what must precede a new step function; for the first one, that the workflow runs."""
         if not self._has_begun_steps:
-            self._has_begun_steps = True
-            if not self._has_progressed and not self.is_forgiven:
-                self.history.set_idle_activations(self.history.idle_activations + 1)
-            if self.history.state is not WorkflowState.RUNNING:
-                self.history.apply(WorkflowEvent.RUN)
+            self._note_begun()
         holds = self._holds
         await self.commit()
         if holds == self._holds:  # until here branches that begin meanwhile wait for the same commit
             self.must_commit_before_step = False
+
+    def _note_begun(self) -> None:
+        self._has_begun_steps = True
+        if not self._has_progressed and not self.is_forgiven:
+            self.history.set_idle_activations(self.history.idle_activations + 1)
+        if self.history.state is not WorkflowState.RUNNING:
+            self.history.apply(WorkflowEvent.RUN)
 
     async def replayed(self) -> None:
         """An operation returned what is recorded. A checkpoint, but not every time, so that replay is quick."""
