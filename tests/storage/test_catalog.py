@@ -288,6 +288,21 @@ def test_due_rows_problems_and_files_come_from_indexes(catalog: Catalog) -> None
     catalog._connection = watch._connection
 
 
+def test_a_new_row_comes_with_its_file_whatever_was_there_before(catalog: Catalog) -> None:
+    """All of it or nothing: the row, its attributes and the record; a row of an earlier try is replaced whole."""
+    bad = replace(ROW, attributes={"a": 1}, created_at_ms=None)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match="NOT NULL"):
+        catalog.put_file(FileRecord("order-1", "a.sqlite"), bad)
+    assert catalog.file("order-1") is None
+    assert catalog.get_row("order-1") is None
+    for name, row in (("a", replace(ROW, attributes={"a": 1})), ("b", replace(ROW, attributes={"b": 2}, state="new"))):
+        catalog.put_file(FileRecord("order-1", f"{name}.sqlite"), row)
+        assert catalog.file("order-1") == FileRecord("order-1", f"{name}.sqlite")
+        assert catalog.get_row("order-1") == row
+        assert catalog.list_rows(Question.of(attributes=row.attributes), 10) == [row]
+    assert catalog.list_rows(Question.of(attributes={"a": 1}), 10) == []
+
+
 def test_all_rows_of_a_call_are_written_or_none(catalog: Catalog) -> None:
     bad = replace(ROW, workflow_id="order-2", created_at_ms=None)  # type: ignore[arg-type]
     with pytest.raises(StorageError, match="NOT NULL"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 from uuid import UUID
 
@@ -112,6 +115,24 @@ def test_the_same_seed_and_clock_give_the_same_ids_and_bytes() -> None:
 
 def test_without_a_source_two_generators_differ() -> None:
     assert Uuid7Generator(StoppedClock()).next_id() != Uuid7Generator(StoppedClock()).next_id()
+
+
+FORK = """
+import os, sys
+from perdure.workflow.clock import SystemClock
+from perdure.workflow.ids import Uuid7Generator
+parent, child = os.pipe()
+if os.fork() == 0:
+    os.write(child, Uuid7Generator(SystemClock()).random_bytes(16))
+    os._exit(0)
+sys.exit(os.read(parent, 16) == Uuid7Generator(SystemClock()).random_bytes(16))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_goes_on_with_other_ids() -> None:
+    """Generators of one process have one source, which a child does not share."""
+    subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=60)
 
 
 async def test_entries_keep_their_order_of_creation_over_a_restart_with_the_clock_set_back(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.storage import catalog_questions
-from perdure.storage.catalog_rows import corrected, get_row, put_row, remove_row, row_of, select_rows, storable
+from perdure.storage.catalog_rows import add_row, corrected, get_row, put_row, remove_row, row_of, select_rows, storable
 from perdure.storage.catalog_schema import (
     APPLICATION_ID,
     FIND_DUE,
@@ -210,7 +210,7 @@ class Catalog:
         """Say which file of a workflow is current, and put its row, if one is given."""
         with self._using(), self._transaction():
             if row is not None:
-                put_row(self._connection, row)
+                add_row(self._connection, row)
             self._connection.execute(
                 "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (record.workflow_id, record.file, record.set_aside)
             )

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from perdure.storage.attributes import Scalar, attribute_text
-from perdure.storage.catalog_schema import COLUMNS, INDEXED, INTEGER_MAX, PUT, UPDATE
+from perdure.storage.catalog_schema import ADD, COLUMNS, INDEXED, INTEGER_MAX, PUT, UPDATE
 from perdure.storage.store import CatalogRow
 
-__all__ = ["corrected", "get_row", "put_row", "remove_row", "row_of", "select_rows", "storable"]
+__all__ = ["add_row", "corrected", "get_row", "put_row", "remove_row", "row_of", "select_rows", "storable"]
 
 _NO_ATTRIBUTES: Final = "{}"
 _SELECT: Final = f"SELECT {COLUMNS} FROM workflows WHERE workflow_id = ?"
@@ -42,14 +42,15 @@ def put_row(connection: sqlite3.Connection, row: CatalogRow) -> None:
     if connection.execute(UPDATE, values).rowcount == 0:
         _unindex(connection, row.workflow_id)
         connection.execute(PUT, values)
-        if row.attributes:
-            connection.executemany(
-                "INSERT INTO attributes VALUES (?, ?, ?, ?)",
-                [
-                    (name, attribute_text(value), row.created_at_ms, row.workflow_id)
-                    for name, value in row.attributes.items()
-                ],
-            )
+        _index(connection, row)
+
+
+def add_row(connection: sqlite3.Connection, row: CatalogRow) -> None:
+    """`put_row` in one statement where there is no row, as nearly always when a workflow is made."""
+    if connection.execute(ADD, _values(row)).rowcount == 0:
+        put_row(connection, row)
+    else:
+        _index(connection, row)
 
 
 def storable(row: CatalogRow) -> CatalogRow:
@@ -89,6 +90,17 @@ def row_of(found: tuple[Any, ...]) -> CatalogRow:
     workflow_id, workflow_type, state, wake, mail, created, updated, problem, attributes, parent_id = found
     kept: dict[str, Scalar] = {} if attributes == _NO_ATTRIBUTES else json.loads(attributes)
     return CatalogRow(workflow_id, workflow_type, state, wake, mail != 0, created, updated, problem, kept, parent_id)
+
+
+def _index(connection: sqlite3.Connection, row: CatalogRow) -> None:
+    if row.attributes:
+        connection.executemany(
+            "INSERT INTO attributes VALUES (?, ?, ?, ?)",
+            [
+                (name, attribute_text(value), row.created_at_ms, row.workflow_id)
+                for name, value in row.attributes.items()
+            ],
+        )
 
 
 def _unindex(connection: sqlite3.Connection, workflow_id: str) -> None:

@@ -10,6 +10,7 @@
 from typing import Final
 
 __all__ = [
+    "ADD",
     "APPLICATION_ID",
     "COLUMNS",
     "FIND_DUE",
@@ -117,6 +118,9 @@ next_wake_ms = excluded.next_wake_ms, mail_waiting = excluded.mail_waiting, crea
 updated_at_ms = excluded.updated_at_ms, problem = excluded.problem, attributes = excluded.attributes,
 parent_id = excluded.parent_id"""
 """Replaces or inserts a row; what `attributes` has of it is another matter."""
+ADD: Final = f"""INSERT INTO workflows ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (workflow_id) DO NOTHING"""
+"""Inserts a row, unless there is one."""
 INDEXED: Final = "SELECT created_at_ms, attributes FROM workflows WHERE workflow_id = ?"
 """What `attributes` has of a row."""
 SELECT_FILE: Final = """SELECT f.workflow_id, f.file, f.set_aside, w.problem

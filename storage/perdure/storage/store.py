@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from perdure.storage.attributes import Scalar
 from perdure.storage.driver import Driver
@@ -242,7 +242,7 @@ async def create_driver(store: Store, row: CatalogRow) -> tuple[Driver, bool]:
     Returns:
         The driver, which the caller closes, and whether the namespace is known to be empty.
     """
-    if hasattr(type(store), "create_driver") and isinstance(store, CreatingStore):
-        return await store.create_driver(row)
+    if hasattr(type(store), "create_driver"):  # by `isinstance` it takes some 10 us
+        return await cast("CreatingStore", store).create_driver(row)
     await store.put_rows([row])
     return await store.open_driver(row.workflow_id, create=True), False

@@ -146,7 +146,7 @@ class WorkflowFiles:
         name = file_name(workflow_id, session=self._session, count=self._made)
         self._made += 1
         try:
-            driver = await self._open_driver(str(self.path(name)), create=True)
+            driver = await self._open_driver(os.path.join(self._directory.workflows, name), create=True)
         except OutOfDescriptorsError:
             # It is empty and recorded nowhere; left there, there would be one more with every try.
             with suppress(OSError):

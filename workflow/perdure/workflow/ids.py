@@ -1,7 +1,8 @@
 """Ids of history entries and messages: UUIDs of version 7 (RFC 9562), monotonic within a workflow.
 
 1. The order of ids is the order of creation, also across restarts: a generator starts above the largest id it is told of.
-2. Randomness is injected, so that a simulated run can be repeated.
+2. Randomness is injected, so that a simulated run can be repeated. Otherwise all generators of a process share one source:
+   seeding one takes some 10 us and a call of the operating system, for each workflow that is opened.
 3. `derived_uuid` gives the same id on every run: what services outside are handed to recognize a repetition. It depends on the
    workflow's seed, which is random but where a simulation wants the same workflow again (`repeatable_seeds`).
 """
@@ -23,6 +24,10 @@ __all__ = ["IdGenerator", "Uuid7Generator", "derived_uuid", "is_ordered", "new_s
 
 _LOW_MAX: Final = (1 << 62) - 1
 _NODE_MAX: Final = (1 << 48) - 1  # the last 12 digits
+
+_process_source: Final = random.Random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process_source.seed)  # else both would make the same ids
 
 
 def derived_uuid(seed: bytes, key: bytes) -> UUID:
@@ -59,12 +64,12 @@ class Uuid7Generator:
 
     Args:
         clock: Gives the time part.
-        source: Gives the random part; seeded from the operating system unless given.
+        source: Gives the random part; unless given, the one of the process, which the operating system has seeded.
     """
 
     def __init__(self, clock: Clock, source: random.Random | None = None) -> None:
         self._clock = clock
-        self._source = source or random.Random(os.urandom(16))
+        self._source = source or _process_source
         self._set(0, 0, 0)
 
     def _set(self, time_ms: int, middle: int, low: int) -> None:
