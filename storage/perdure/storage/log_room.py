@@ -2,7 +2,7 @@
 
 1. A commit that overwrites what is there syncs in some 0.6 of the time of one that makes the log longer (measured on ext4: 83 us
    beside 141), as nothing that the file system knows of the log changes. So a new file gets a log that holds a few commits,
-   and one that proved too short is made twice as long, up to the size that it keeps once it starts over.
+   and one that proved too short is made four times as long, up to the size that it keeps once it starts over.
 2. The room is zeros. SQLite takes a frame of the log for valid only if it bears the salts of the log's header and its checksum
    fits (https://www.sqlite.org/fileformat2.html, 4.1), and a log whose header is zeros for an empty one.
 3. Room is only ever added behind the end, by the one who holds the database's lock, between two commits. SQLite locks the
@@ -58,7 +58,7 @@ class LogRoom:
     def _look(self) -> None:
         size = os.stat(self._path).st_size
         if size > self._bytes:
-            self._bytes = min(max(2 * size, NEW_LOG_BYTES), _MOST_BYTES)
+            self._bytes = min(max(4 * size, NEW_LOG_BYTES), _MOST_BYTES)
             if size < self._bytes:
                 _lengthen(self._path, size, self._bytes)
         if self._bytes < _MOST_BYTES:

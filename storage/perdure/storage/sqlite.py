@@ -89,7 +89,6 @@ class SqliteDriver(SingleWrites):
         self._others_waiting = others_waiting
         self._value_bytes_max = value_bytes_max
         self._turn = trio.Lock()
-        self._joins_crew = self._is_split and durability == "full"
         if commit_in == "auto":
             # At NORMAL a commit syncs nothing, so it cannot block for long.
             self._commits = Pace(alone_s=_COMMIT_ALONE_S, crowded_s=inf if durability == "normal" else 0.0)
@@ -128,7 +127,7 @@ class SqliteDriver(SingleWrites):
                 needs. `"thread"`: always in one.
             limiter: Bounds the worker threads; by default one that all drivers of this Trio run share.
             others_waiting: Says whether blocking Trio's thread now would keep something waiting; asked before each
-                commit in `"auto"`. By default whether other tasks are runnable.
+                commit in `"auto"`. By default whether other tasks are runnable, or wait for what threads do.
             connect: Opens the database, for tests on another build of SQLite. The file itself is made and checked
                 through the operating system.
             map_error: Classifies the errors of what `connect` returns.
@@ -179,7 +178,7 @@ class SqliteDriver(SingleWrites):
             durability=durability,
             commit_in=commit_in,
             limiter=limiter,
-            others_waiting=others_waiting or tasks_waiting,
+            others_waiting=others_waiting or partial(_is_anyone_waiting, limiter),
             map_error=map_error,
             value_bytes_max=value_bytes_max,
         )
@@ -245,7 +244,7 @@ class SqliteDriver(SingleWrites):
             DriverClosedError: The driver was closed before.
         """
         check_batch(batch, self._value_bytes_max, path=self.path)
-        if not self._turn.locked() and self._commits_in_place():
+        if not self._turn.locked() and self._in_place(self._commits):
             self._timed(self._namespace.commit, batch, self._commits)
         elif self._is_split and (puts := only_puts(batch)) is not None:
             async with self._turn:
@@ -284,7 +283,7 @@ class SqliteDriver(SingleWrites):
 
     def batch_nowait(self, batch: Batch) -> bool:
         """Apply a batch here and now, if nobody else would wait for it; see `NowaitDriver`. Raises as `batch` does."""
-        if self._turn.locked() or not self._commits_in_place():
+        if self._turn.locked() or not self._in_place(self._commits):
             self._namespace.connection()  # a driver that is closed says so, however slow its disk was
             return False
         check_batch(batch, self._value_bytes_max, path=self._namespace.path)
@@ -360,12 +359,6 @@ class SqliteDriver(SingleWrites):
                 )
         raise AssertionError("nobody cancels the shielding scope")
 
-    def _commits_in_place(self) -> bool:
-        """Whether to commit on this thread: not while others' commits are on their way, who would all wait for this one."""
-        if self._joins_crew and self._crew().is_busy:
-            return False
-        return self._commits.runs_in_place(self._others_waiting)
-
     def _in_place(self, pace: Pace | None) -> bool:
         return self._inline if pace is None else pace.runs_in_place(self._others_waiting)
 
@@ -391,6 +384,11 @@ def _is_small(batch: Batch) -> bool:
 
 async def _to_thread(work: Callable[[], OpenFile], limiter: trio.CapacityLimiter | None) -> OpenFile:
     return await trio.to_thread.run_sync(work, limiter=limiter or storage_limiter())
+
+
+def _is_anyone_waiting(limiter: trio.CapacityLimiter | None) -> bool:
+    """Whether to block Trio's thread would hold somebody up: one who could run, or will as soon as a thread is done."""
+    return crew_of(limiter or storage_limiter()).is_busy or tasks_waiting()
 
 
 @trio.lowlevel.enable_ki_protection
