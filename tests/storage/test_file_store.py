@@ -16,7 +16,7 @@ from file_stores import damage, opened, read, row, spawn
 
 from perdure.storage.catalog import Catalog
 from perdure.storage.directory import DataDirectory, Host
-from perdure.storage.driver import Batch
+from perdure.storage.driver import Batch, Driver
 from perdure.storage.errors import (
     CommitUnknownError,
     CorruptStoreError,
@@ -33,6 +33,7 @@ from perdure.storage.process_lock import ProcessLock
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import connect_file
 from perdure.storage.sqlite_namespace import Namespace
+from perdure.storage.store import CatalogRow, create_driver
 
 
 @pytest.fixture
@@ -353,6 +354,35 @@ async def test_a_new_workflow_costs_the_catalog_one_question_and_one_transaction
         with pytest.raises(StoreBusyError, match="order-1"):
             await store.create_driver(row("order-1"))
         await driver.aclose()
+
+
+async def test_a_store_that_overrides_how_drivers_are_opened_is_asked_for_new_ones_too(data: Path) -> None:
+    """What it watches, or wraps, begins with the first batch of a workflow."""
+    asked: list[str] = []
+
+    class Watching(FileStore):
+        async def open_driver(self, workflow_id: str, *, create: bool = False) -> Driver:
+            asked.append(workflow_id)
+            return await super().open_driver(workflow_id, create=create)
+
+    class Both(Watching):
+        async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
+            asked.append(f"both {row.workflow_id}")
+            return await super().create_driver(row)
+
+    for kind, workflow_id, called in (
+        (FileStore, "order-1", []),
+        (Watching, "order-2", ["order-2"]),
+        (Both, "order-3", ["both order-3"]),
+    ):
+        asked.clear()
+        store = kind(data)
+        await store.acquire()
+        driver, _ = await create_driver(store, row(workflow_id))
+        assert await store.get_row(workflow_id) == row(workflow_id)
+        await driver.aclose()
+        await store.aclose()
+        assert asked == called
 
 
 async def test_a_row_that_was_there_before_its_file_is_replaced(data: Path) -> None:

@@ -8,11 +8,12 @@ import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perdure.storage import log_room
+from perdure.storage import StorageError, log_room
 from perdure.storage.log_room import LogRoom
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_connection import PAGE_BYTES, WAL_PAGES_MAX
@@ -28,11 +29,11 @@ def path(tmp_path: Path) -> Path:
 def lengthened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """From where to where logs are made longer."""
     done: list[tuple[int, int]] = []
-    lengthen: Callable[[str, int, int], None] = log_room._lengthen
+    lengthen: Callable[[int, int, int], None] = log_room._lengthen
 
-    def note(log: str, start: int, end: int) -> None:
+    def note(descriptor: int, start: int, end: int) -> None:
         done.append((start, end))
-        lengthen(log, start, end)
+        lengthen(descriptor, start, end)
 
     monkeypatch.setattr(log_room, "_lengthen", note)
     return done
@@ -116,20 +117,86 @@ async def test_killed_with_room_left_all_that_was_written_is_there(path, tmp_pat
         assert await driver.list(b"") == expected
 
 
-async def test_without_room_to_be_had_commits_go_on(path, monkeypatch):
-    """A disk that is nearly full, say."""
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+async def test_without_room_to_be_had_commits_go_on_and_what_was_made_of_it_is_given_back(path, monkeypatch, error):
+    """A disk that is nearly full, say: what is left of it is for what is written."""
     tried: list[int] = []
+    pwrite = os.pwrite
 
-    def fail(*arguments: int) -> int:
-        tried.append(len(arguments))
-        raise OSError(28, "No space left on device")
+    def fail(descriptor: int, data: bytes, at: int) -> int:
+        if tried:
+            raise error
+        tried.append(at)
+        return pwrite(descriptor, data[:1000], at)
 
     monkeypatch.setattr(log_room.os, "pwrite", fail)
     async with opened(path) as driver:
         for number in range(60):
             await driver.set(b"key", b"%d" % number)
         assert await driver.get(b"key") == b"59"
+        assert log_of(path).stat().st_size == 32 + 60 * (PAGE_BYTES + 24)
     assert len(tried) == 1, "it is not tried with every commit"
+
+
+async def test_on_a_disk_that_is_nearly_full_no_room_is_taken(path, monkeypatch, lengthened):
+    """S41: other workflows need what is left."""
+    written: list[int] = []
+    monkeypatch.setattr(log_room.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=100, f_frsize=4096))
+    monkeypatch.setattr(log_room.os, "pwrite", lambda *arguments: written.append(len(arguments)))
+    async with opened(path) as driver:
+        for number in range(60):
+            await driver.set(b"key", b"%d" % number)
+    assert len(lengthened) == 1
+    assert not written
+
+
+async def test_a_new_file_is_made_without_a_log_where_there_is_no_space_for_one(path, monkeypatch):
+    """It is a help and nothing else."""
+    write = os.write
+
+    def no_space(descriptor: int, data: bytes) -> int:
+        if len(data) >= NEW_LOG_BYTES:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", no_space)
+    async with opened(path) as driver:
+        await driver.set(b"key", b"1")
+        assert log_of(path).stat().st_size == 32 + PAGE_BYTES + 24
+        assert not [entry for entry in path.parent.iterdir() if ".new-" in entry.name]
+
+
+async def test_a_log_of_zeros_that_a_power_cut_left_without_its_file_is_in_nobodys_way(path):
+    """The names of both are made durable together, so one may be lost; a log that was written to is another matter."""
+    log_of(path).write_bytes(bytes(NEW_LOG_BYTES))
+    async with opened(path) as driver:
+        await driver.set(b"key", b"1")
+    async with opened(path, create=False) as driver:
+        assert await driver.get(b"key") == b"1"
+    path.unlink()
+    log_of(path).write_bytes(b"\x37\x7f\x06\x82" + bytes(60))
+    with pytest.raises(StorageError, match="without its database"):
+        await SqliteDriver.open(path, create=True, commit_in="inline")
+
+
+async def test_the_log_at_the_path_of_a_file_that_was_moved_away_is_left_alone(path, tmp_path, lengthened):
+    """A data directory that was replaced while a process still has it: what lies there now is of somebody else."""
+    away = tmp_path / "away"
+    here = tmp_path / "here"
+    here.mkdir()
+    async with opened(here / path.name) as driver:
+        here.rename(away)
+        here.mkdir()
+        async with opened(here / path.name) as other:
+            for _ in range(20):
+                await other.set(b"key", b"other")
+            before = log_of(here / path.name).read_bytes()
+            lengthened.clear()
+            for number in range(60):
+                await driver.set(b"key", b"%d" % number)
+            assert not lengthened
+            assert log_of(here / path.name).read_bytes() == before
+        assert await driver.get(b"key") == b"59"
 
 
 async def test_the_log_of_another_opener_is_never_replaced(path, monkeypatch):
@@ -151,7 +218,7 @@ async def test_the_log_of_another_opener_is_never_replaced(path, monkeypatch):
 
 
 def test_a_log_that_is_gone_is_not_looked_for_again(tmp_path):
-    room = LogRoom(str(tmp_path / "none-wal"), is_wanted=True)
+    room = LogRoom(str(tmp_path / "none"), (0, 0), is_wanted=True)
     for _ in range(20):
         room.note_commit()
     assert not any(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -129,7 +128,6 @@ sys.exit(os.read(parent, 16) == Uuid7Generator(SystemClock()).random_bytes(16))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_goes_on_with_other_ids() -> None:
     """Generators of one process have one source, which a child does not share."""
     subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=60)

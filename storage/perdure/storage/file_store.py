@@ -70,7 +70,8 @@ class FileStore:
         durability: What a batch survives once it is acknowledged: `"full"` a power cut, `"normal"` the death of the
             process (a power cut then loses the most recent batches, never part of one).
         commit_in: Where blocking work runs; see `SqliteDriver.open`. Catalog writes follow it: in place unless it is
-            `"thread"`, since they sync nothing. In `"auto"` somebody waits when another Trio task could run. (Measured
+            `"thread"`, since they sync nothing. In `"auto"` somebody waits when another Trio task could run, or for
+            what is being done in threads. (Measured
             against a count of the drivers that were lately busy: with 1 to 100 of them committing at once it gave more
             commits/s and a shorter wait for everybody else.)
         checkpoint_on_close: See `SqliteDriver.open`.

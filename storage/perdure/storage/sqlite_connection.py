@@ -37,7 +37,6 @@ __all__ = [
     "configure",
     "connect_file",
     "read_setting",
-    "set_journal_mode",
     "skip_checkpoint_on_close",
 ]
 
@@ -161,31 +160,14 @@ def read_setting(connection: Connection, name: str) -> Any:
     return None if row is None else row[0]
 
 
-def set_journal_mode(connection: Connection, path: str) -> None:
-    """Have a write-ahead log. It is in the file's header: files of ours have it from the beginning.
-
-    Raises:
-        StorageError: SQLite did not take it.
-        Exception: Whatever the connection raises.
-    """
-    _require(connection, "journal_mode=WAL", "wal", path)
-
-
-def configure(connection: Connection, *, durability: Durability, path: str, has_journal_mode: bool = False) -> None:
+def configure(connection: Connection, *, durability: Durability, path: str) -> None:
     """Make the connection what the driver relies on, and check that it is. Its lock on the file is held already.
-
-    Args:
-        connection: Holds the lock.
-        durability: What a commit is to survive.
-        path: The file; errors carry it.
-        has_journal_mode: Whether `set_journal_mode` was called.
 
     Raises:
         StorageError: SQLite did not take a setting.
         Exception: Whatever the connection raises.
     """
-    if not has_journal_mode:
-        set_journal_mode(connection, path)
+    _require(connection, "journal_mode=WAL", "wal", path)
     if sys.platform == "darwin":
         # There, a plain fsync leaves the data in the drive's own cache.
         _require(connection, "fullfsync=1", 1, path)

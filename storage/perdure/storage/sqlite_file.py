@@ -44,7 +44,6 @@ from perdure.storage.sqlite_connection import (
     Fault,
     configure,
     read_setting,
-    set_journal_mode,
     skip_checkpoint_on_close,
 )
 from perdure.storage.sqlite_image import (
@@ -71,7 +70,7 @@ class OpenFile:
 
     Attributes:
         path: As the caller gave it; errors carry it.
-        real_path: Absolute, and no symbolic link.
+        real_path: Without symbolic links.
         identity: Device and inode.
         connection: Holds the exclusive lock.
         size_bytes: The file's size when it was opened.
@@ -92,7 +91,7 @@ class FoundFile:
 
     Attributes:
         path: As the caller gave it.
-        real_path: Absolute, and no symbolic link.
+        real_path: Without symbolic links.
         status: What it was when it was found.
         is_new: Whether it was just made, so that what is in it is known.
     """
@@ -116,7 +115,7 @@ def look_for_file(path: str, *, create: bool) -> FoundFile | MissingFile:
 
     Raises as `open_file` does.
     """
-    real_path = _without_link(path)
+    real_path = os.path.realpath(path)
     with _errors(path):
         try:
             status = os.stat(real_path)
@@ -171,7 +170,7 @@ def open_file(
     try:
         try:
             connection = connect(real_path)
-            _lock(connection, path, is_new=found.is_new)
+            _lock(connection, path)
         except StorageError:
             raise
         except Exception as error:
@@ -183,12 +182,15 @@ def open_file(
             connection=connection,
             size_bytes=status.st_size,
             room=LogRoom(
-                f"{real_path}-wal", is_wanted=durability == "full", made_bytes=NEW_LOG_BYTES if found.is_new else 0
+                real_path,
+                identity,
+                is_wanted=durability == "full",
+                made_bytes=NEW_LOG_BYTES if found.is_new else 0,
             ),
         )
         try:
             _check(opened, is_new=found.is_new)
-            configure(connection, durability=durability, path=path, has_journal_mode=found.is_new)
+            configure(connection, durability=durability, path=path)
             if not found.is_new:
                 _check_table(opened)
         except StorageError:
@@ -247,16 +249,6 @@ def set_aside(path: str, real_path: str, reason: str) -> StorageError:
         path=path,
         set_aside=moved,
     )
-
-
-def _without_link(path: str) -> str:
-    """The absolute path of the file itself, beside which its log lies.
-
-    Directories that are links are left, as they make no difference, unless the path goes up from one; to look at each would
-    cost more than the rest of finding a file.
-    """
-    is_plain = os.path.isabs(path) and os.pardir not in path.split(os.sep) and not os.path.islink(path)
-    return path if is_plain else os.path.realpath(path)
 
 
 def _found(path: str, real_path: str, status: os.stat_result, *, is_new: bool) -> FoundFile:
@@ -353,18 +345,12 @@ def _release(identity: tuple[int, int]) -> None:
         _open_files.pop(identity, None)
 
 
-def _lock(connection: Connection, path: str, *, is_new: bool) -> None:
-    """Take the file's lock for good: SQLite does so at the first access after the mode is set.
-
-    That is the question for the journal mode where it is known what is in the file, and else one that changes nothing.
-    """
+def _lock(connection: Connection, path: str) -> None:
+    """Take the file's lock for good: SQLite does so at the first access after the mode is set."""
     mode = connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchone()[0]
     if mode != "exclusive":
         raise StorageError(f"SQLite did not accept locking_mode=EXCLUSIVE for {path} (it stayed {mode!r})", path=path)
-    if is_new:
-        set_journal_mode(connection, path)
-    else:
-        connection.execute("PRAGMA schema_version").fetchone()
+    connection.execute("PRAGMA schema_version").fetchone()
 
 
 def _check(opened: OpenFile, *, is_new: bool) -> None:

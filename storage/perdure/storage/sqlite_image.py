@@ -55,8 +55,9 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
 
     Args:
         path: As the user gave it; errors carry it.
-        real_path: The same, absolute and no symbolic link.
-        has_log: Whether it gets a write-ahead log, too: an empty one, with room for the first commits (`log_room.py`).
+        real_path: The same without symbolic links.
+        has_log: Whether it gets a write-ahead log, too: an empty one, with room for the first commits (`log_room.py`). Where
+            there is no space for it, it gets none.
 
     Returns:
         Whether the file is the image.
@@ -68,6 +69,10 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
     for suffix in ("-wal", "-journal"):
         # The log first: that of another opener, who has made the file meanwhile, is never there before its file.
         if os.path.lexists(real_path + suffix) and not os.path.lexists(real_path):
+            if suffix == "-wal" and _is_unused(real_path + suffix):
+                # A power cut took the file and left the log that was made with it.
+                os.unlink(real_path + suffix)
+                continue
             # SQLite would replay it into the new file.
             raise StorageError(
                 f"{real_path + suffix} is there without its database; restore {path}, or remove what is left of it",
@@ -75,11 +80,13 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
             )
     new = f"{real_path}.new-{os.getpid()}-{next(_numbers)}"
     new_log = f"{new}-wal"
-    is_ours = True
+    is_ours, is_log_made = True, False
     try:
         write_synced(new, _image())
         if has_log:
-            write_synced(new_log, bytes(NEW_LOG_BYTES))
+            with suppress(OSError):
+                write_synced(new_log, bytes(NEW_LOG_BYTES))
+                is_log_made = True
         try:
             # Unlike renaming, linking never replaces a file that another opener has just made.
             os.link(new, real_path)
@@ -90,10 +97,9 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
                 raise
             os.rename(new, real_path)
         else:
-            if has_log:
-                with suppress(
-                    FileExistsError
-                ):  # by now another opener may have the file, and write to a log of its own
+            if is_log_made:
+                # Another opener may have the file by now, and write to a log of its own.
+                with suppress(OSError):
                     os.link(new_log, f"{real_path}-wal")
     finally:
         for each in (new, new_log) if has_log else (new,):
@@ -101,6 +107,11 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
                 os.unlink(each)
     sync_directory(os.path.dirname(real_path))
     return is_ours
+
+
+def _is_unused(log: str) -> bool:
+    with open(log, "rb") as file:
+        return not any(file.read(32))
 
 
 def copy_file(connection: Connection, target: str) -> None:

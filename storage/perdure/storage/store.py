@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 from typing import Protocol, cast, runtime_checkable
 
@@ -217,8 +218,9 @@ class Store(Protocol):
 class CreatingStore(Protocol):
     """What a store may offer besides: to make a namespace and write its row in one, which spares each new workflow a write.
 
-    It counts only where the store's class has it: one that wraps another and delegates with `__getattr__` would otherwise
-    pass on, unseen, what it watches.
+    It counts only where the store's class has it, and no class after the one that defines it overrides `put_rows` or
+    `open_driver`: a store that wraps another and delegates with `__getattr__`, or that watches what it opens, would otherwise be
+    passed by, unseen.
     """
 
     async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
@@ -236,13 +238,23 @@ class CreatingStore(Protocol):
         ...
 
 
+@cache
+def _is_creating(kind: type) -> bool:
+    """Whether a class has a `create_driver` that does what its `put_rows` and `open_driver` do."""
+    creates, *others = (
+        next((each for each in kind.__mro__ if name in vars(each)), object)
+        for name in ("create_driver", "put_rows", "open_driver")
+    )
+    return creates is not object and all(issubclass(creates, other) for other in others)
+
+
 async def create_driver(store: Store, row: CatalogRow) -> tuple[Driver, bool]:
     """`CreatingStore.create_driver` of any store; one that has none writes the row first, and tells nothing of the namespace.
 
     Returns:
         The driver, which the caller closes, and whether the namespace is known to be empty.
     """
-    if hasattr(type(store), "create_driver"):  # by `isinstance` it takes some 10 us
+    if _is_creating(type(store)):
         return await cast("CreatingStore", store).create_driver(row)
     await store.put_rows([row])
     return await store.open_driver(row.workflow_id, create=True), False
