@@ -400,6 +400,7 @@ class Residents:
 
     # Making actors, and letting them go. The caller is inside the workflow's gate.
 
+    @trio.lowlevel.enable_ki_protection  # Ctrl-C between two steps of it would leave a file open that nobody has
     async def _make(
         self,
         definition: Workflow[Any, Any],
