@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from perdure.storage import (
     NamespaceNotFoundError,
     StorageError,
     StoreLockedError,
+    journal,
 )
+from perdure.storage import sqlite_image as image
 from perdure.storage.sqlite_connection import connect_file
 from perdure.workflow import Context, WorkflowState, workflow
 
@@ -88,21 +91,25 @@ def _is_there(path: Path) -> bool:
 
 
 class Directory:
-    """A data directory in virtual time, whose connections can be made to fail."""
+    """A data directory in virtual time, whose connections can be made to fail.
 
-    def __init__(self, path: Path) -> None:
+    With a journal, new workflows have no files, and no connections, until they are closed or have grown.
+    """
+
+    def __init__(self, path: Path, *, journal: bool) -> None:
         self.path = path
+        self.journal = journal
         self.clock = MovableClock()
         self.connect: Callable[[str], Any] = connect_file
 
     def open(self) -> Any:
-        store = FileStore(self.path, commit_in="inline", connect=lambda path: self.connect(path))
+        store = FileStore(self.path, commit_in="inline", connect=lambda path: self.connect(path), journal=self.journal)
         return open_supervisor(store, [worker], clock=self.clock, grace=1)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Directory:
-    return Directory(tmp_path / "data")
+@pytest.fixture(params=[True, False], ids=["journal", "files"])
+def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Directory:
+    return Directory(tmp_path / "data", journal=request.param)
 
 
 def garbage(path: Path) -> None:
@@ -310,8 +317,9 @@ class TestDisks:
     @pytest.mark.parametrize("number", range(7))
     @pytest.mark.parametrize("how", ["stay", "restart"])
     async def test_an_error_at_any_commit_stops_the_workflow_and_it_continues_as_if_never_stopped(
-        self, directory: Directory, number: int, is_done: bool, how: str, autojump_clock: MockClock
+        self, tmp_path: Path, number: int, is_done: bool, how: str, autojump_clock: MockClock
     ) -> None:
+        directory = Directory(tmp_path / "data", journal=False)
         connections: dict[str, FailingConnection] = {}
 
         def connect(path: str) -> FailingConnection:
@@ -355,6 +363,43 @@ class TestDisks:
         repeated = [effect for effect in set(effects) if effects.count(effect) > 1]
         assert set(effects) == set(each_once("bad", "good"))
         assert len(repeated) <= (0 if is_done else 1)
+
+    @pytest.mark.parametrize("is_done", [False, True])
+    @pytest.mark.parametrize("number", range(7))
+    async def test_an_error_at_any_sync_of_the_journal_is_not_even_noticed(
+        self,
+        tmp_path: Path,
+        number: int,
+        is_done: bool,
+        monkeypatch: pytest.MonkeyPatch,
+        autojump_clock: MockClock,
+    ) -> None:
+        """S41: each new workflow goes on in a file of its own, and those that come later in another segment."""
+        syncs = 0
+
+        def sync_content(descriptor: int) -> None:
+            nonlocal syncs
+            syncs += 1
+            if syncs - 1 == number and not is_done:
+                raise OSError(EIO, os.strerror(EIO))
+            image.sync_content(descriptor)
+            if syncs - 1 == number:
+                raise OSError(EIO, os.strerror(EIO))
+
+        directory = Directory(tmp_path / "data", journal=True)
+        async with directory.open() as supervisor:
+            await hosted(supervisor, "w-1", "w-2")
+            monkeypatch.setattr(journal, "sync_content", sync_content)
+            await sent(supervisor, "w-1", "w-2")
+            await supervisor.spawn(worker, "w-3", 3)
+            await sent(supervisor, "w-3")
+            assert await results(supervisor, "w-1", "w-2", "w-3") == ["3 done"] * 3
+            assert supervisor.troubles() == {}
+            assert syncs > number
+        monkeypatch.undo()
+        async with directory.open() as supervisor:
+            assert await results(supervisor, "w-1", "w-2", "w-3") == ["3 done"] * 3
+        assert sorted(effects) == each_once("w-1", "w-2", "w-3")
 
 
 class FlakyCatalog(MemoryStore):

@@ -30,7 +30,7 @@ async def test_a_backup_has_no_catalog_and_is_read_again_when_it_is_opened(data:
         await store.put_rows([row("never made")])
         assert await store.backup_all(tmp_path / "copy") == {}
         name = Path(store.path_of("order-1")).name
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["format", "workflows"]
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["format", "journal", "workflows"]
     assert os.listdir(tmp_path / "copy" / "workflows") == [name]
     async with opened(tmp_path / "copy") as copy:
         (found,) = await copy.list_rows()

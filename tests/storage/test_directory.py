@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from perdure.storage.directory import LOCAL_HOST, NETWORK_FILE_SYSTEMS, DataDirectory, Host, file_system_of
+from perdure.storage.directory import (
+    FORMAT_VERSION,
+    LOCAL_HOST,
+    NETWORK_FILE_SYSTEMS,
+    DataDirectory,
+    Host,
+    file_system_of,
+)
 from perdure.storage.errors import FormatVersionError, StorageError, UnsupportedFileSystemError
 
 MOUNTINFO = """\
@@ -64,7 +71,7 @@ def test_a_local_one_is_not(tmp_path: Path, kind: str | None) -> None:
     directory = DataDirectory(tmp_path / "data", host=Host(file_system=lambda path: kind))
     directory.check()
     directory.prepare()
-    assert json.loads(directory.format.read_bytes()) == {"format": "perdure", "version": 1}
+    assert json.loads(directory.format.read_bytes()) == {"format": "perdure", "version": FORMAT_VERSION}
 
 
 def test_it_is_made_once_and_taken_again(tmp_path: Path) -> None:
@@ -72,7 +79,7 @@ def test_it_is_made_once_and_taken_again(tmp_path: Path) -> None:
     for _ in range(2):
         directory.check()
         directory.prepare()
-    assert sorted(path.name for path in directory.path.iterdir()) == ["format", "workflows"]
+    assert sorted(path.name for path in directory.path.iterdir()) == ["format", "journal", "workflows"]
 
 
 @pytest.mark.parametrize("begun", [["lock"], ["lock", "format.new"], ["lost+found"], [".gitkeep"]])
@@ -95,18 +102,32 @@ def test_a_directory_of_somebody_elses_is_left_alone(tmp_path: Path, name: str) 
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_one_of_version_1_becomes_one_of_version_2(tmp_path: Path) -> None:
+    """An older Perdure, which would not look into the journal, refuses it from then on; what was there stays."""
+    (tmp_path / "format").write_text('{"format": "perdure", "version": 1}\n')
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows" / "a.sqlite").write_bytes(b"a")
+    directory = DataDirectory(tmp_path)
+    directory.check()
+    assert json.loads(directory.format.read_bytes())["version"] == 1, "nothing is changed before there is an owner"
+    directory.prepare()
+    assert json.loads(directory.format.read_bytes()) == {"format": "perdure", "version": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["format", "journal", "workflows"]
+    assert (tmp_path / "workflows" / "a.sqlite").read_bytes() == b"a"
+
+
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "format").write_text('{"format": "perdure", "version": 2, "more": true}')
+    (tmp_path / "format").write_text('{"format": "perdure", "version": 3, "more": true}')
     with pytest.raises(FormatVersionError, match="upgrade Perdure") as caught:
         DataDirectory(tmp_path).check()
-    assert (caught.value.found, caught.value.supported) == (2, 1)
+    assert (caught.value.found, caught.value.supported) == (3, FORMAT_VERSION)
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "[]", '{"format": "other", "version": 1}', '{"format": "perdure"}'])
 def test_a_damaged_format_says_how_to_mend_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "format").write_text(text)
-    with pytest.raises(StorageError, match=r'restore the file: \{"format": "perdure", "version": 1\}'):
+    with pytest.raises(StorageError, match=r'restore the file: \{"format": "perdure", "version": 2\}'):
         DataDirectory(tmp_path).check()
 
 

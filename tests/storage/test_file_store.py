@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -77,11 +78,12 @@ async def test_the_directory_is_laid_out_as_documented(data: Path) -> None:
         assert store.describe("order-1") == str(path)
         assert path.parent == data / "workflows"
         assert parse_file_name(path.name) is not None
-        assert {name.name for name in data.iterdir()} >= {"format", "lock", "catalog.sqlite", "workflows"}
+        assert {name.name for name in data.iterdir()} >= {"format", "lock", "catalog.sqlite", "workflows", "journal"}
         await driver.aclose()
         with pytest.raises(NamespaceNotFoundError):
             store.path_of("order-2")
-    assert sorted(name.name for name in data.iterdir()) == ["catalog.sqlite", "format", "lock", "workflows"]
+    assert sorted(name.name for name in data.iterdir()) == ["catalog.sqlite", "format", "journal", "lock", "workflows"]
+    assert os.listdir(data / "journal") == [], "nobody is young any more"
     assert store.describe("order-1").endswith(".*.sqlite")
     with pytest.raises(StorageError, match="acquire"):
         store.path_of("order-1")
@@ -98,7 +100,7 @@ async def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [('{"format": "perdure", "version": 2}', FormatVersionError), ("garbage", StorageError)]
+    ("text", "error"), [('{"format": "perdure", "version": 3}', FormatVersionError), ("garbage", StorageError)]
 )
 async def test_another_format_is_refused_and_the_lock_is_free(data: Path, text: str, error: type[StorageError]) -> None:
     async with opened(data):
@@ -106,9 +108,22 @@ async def test_another_format_is_refused_and_the_lock_is_free(data: Path, text: 
     (data / "format").write_text(text)
     with pytest.raises(error):
         await FileStore(data).acquire()
-    (data / "format").write_text('{"format": "perdure", "version": 1}')
+    (data / "format").write_text('{"format": "perdure", "version": 2}')
     async with opened(data):
         pass
+
+
+async def test_a_directory_of_an_older_perdure_goes_on_and_is_newer_from_then_on(data: Path) -> None:
+    """One of version 1 has no journal: its workflows are there, and the older Perdure, which would not look for it, refuses."""
+    async with opened(data) as store:
+        await spawn(store, "order-1")
+    (data / "format").write_text('{"format": "perdure", "version": 1}')
+    (data / "journal").rmdir()
+    async with opened(data) as store:
+        assert await read(store, "order-1") == b"order-1"
+        await spawn(store, "order-2")
+        assert await read(store, "order-2") == b"order-2"
+    assert json.loads((data / "format").read_bytes()) == {"format": "perdure", "version": 2}
 
 
 async def test_a_network_file_system_is_refused(data: Path) -> None:
@@ -336,9 +351,10 @@ async def test_a_directory_that_takes_no_new_files_refuses_the_new_workflow_only
 # A workflow that is made in one with its row.
 
 
-async def test_a_new_workflow_costs_the_catalog_one_question_and_one_transaction(data: Path) -> None:
-    """Its row and the record of its file are written together, once the file is there."""
-    async with opened(data) as store:
+@pytest.mark.parametrize("journal", [True, False])
+async def test_a_new_workflow_costs_the_catalog_one_question_and_one_transaction(data: Path, journal: bool) -> None:
+    """Its row and the record of its file are written together, once its birth is in the journal or the file is there."""
+    async with opened(data, journal=journal) as store:
         statements: list[str] = []
         catalog = store._access().catalog
         catalog._connection.set_trace_callback(statements.append)
@@ -350,10 +366,11 @@ async def test_a_new_workflow_costs_the_catalog_one_question_and_one_transaction
         assert (verbs.count("BEGIN"), verbs.count("COMMIT")) == (1, 1)
         assert verbs.index("BEGIN") == 1
         assert await store.get_row("order-1") == row("order-1")
-        assert Path(store.path_of("order-1")).exists()
+        assert Path(store.path_of("order-1")).exists() is not journal
         with pytest.raises(StoreBusyError, match="order-1"):
             await store.create_driver(row("order-1"))
         await driver.aclose()
+        assert Path(store.path_of("order-1")).exists()
 
 
 async def test_a_store_that_overrides_how_drivers_are_opened_is_asked_for_new_ones_too(data: Path) -> None:
@@ -397,9 +414,10 @@ async def test_a_row_that_was_there_before_its_file_is_replaced(data: Path) -> N
         assert await store.list_rows(attributes={"a": 1}) == []
 
 
+@pytest.mark.parametrize("journal", [True, False])
 @pytest.mark.parametrize("is_applied", [False, True])
 async def test_a_row_that_cannot_be_written_leaves_no_file_behind(
-    data: Path, monkeypatch: pytest.MonkeyPatch, is_applied: bool
+    data: Path, monkeypatch: pytest.MonkeyPatch, is_applied: bool, journal: bool
 ) -> None:
     """However often it is tried; but a file whose record was written after all is never missing."""
     put_file = Catalog.put_file
@@ -409,7 +427,7 @@ async def test_a_row_that_cannot_be_written_leaves_no_file_behind(
             put_file(catalog, *arguments)
         raise StorageError("database or disk is full")
 
-    async with opened(data) as store:
+    async with opened(data, journal=journal) as store:
         await spawn(store, "order-1")
         monkeypatch.setattr(Catalog, "put_file", fail)
         for number in range(1 if is_applied else 3):
@@ -426,9 +444,12 @@ async def test_a_row_that_cannot_be_written_leaves_no_file_behind(
         assert await read(store, "order-1") == b"order-1"
 
 
-async def test_a_file_that_cannot_be_made_leaves_no_row_behind(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("journal", [True, False])
+async def test_a_file_that_cannot_be_made_leaves_no_row_behind(
+    data: Path, monkeypatch: pytest.MonkeyPatch, journal: bool
+) -> None:
     """Nor does an id that no workflow may have."""
-    async with opened(data) as store:
+    async with opened(data, journal=journal) as store:
         unknown = "?" + Path(store.describe("order-1")).name.replace("*", "0" * 16)
         with pytest.raises(WorkflowIdError, match="reserved"):
             await store.create_driver(row(unknown))

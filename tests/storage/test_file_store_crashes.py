@@ -19,10 +19,10 @@ from perdure.storage.errors import NamespaceNotFoundError
 from perdure.storage.file_store import FileStore
 
 
-async def life(deaths: Deaths, *, in_one: bool) -> None:
+async def life(deaths: Deaths, *, in_one: bool, journal: bool) -> None:
     """Two workflows are made, one ends, is deleted and made again, and ends differently."""
     deaths.phase = "making"
-    async with opened(deaths.data, commit_in="inline") as store:
+    async with opened(deaths.data, commit_in="inline", journal=journal) as store:
         await spawn(store, "order-2", in_one=in_one)
         deaths.phase = "spawning"
         await spawn(store, "order-1", state="completed", in_one=in_one)
@@ -100,16 +100,16 @@ def _has(store: FileStore, workflow_id: str) -> bool:
     return not store.describe(workflow_id).endswith("*.sqlite")
 
 
-@pytest.mark.parametrize("in_one", [True, False])
+@pytest.mark.parametrize(("in_one", "journal"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
-async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str, in_one: bool) -> None:
+async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str, in_one: bool, journal: bool) -> None:
     """S52: killed at any point, and after a power cut: the workflow is there whole, or gone for good.
 
     Made in one with its row, it never has a row without a file, nor a file without a row.
     """
     deaths = Deaths(tmp_path / "data", tmp_path / "copies")
     with deaths.watched():
-        await life(deaths, in_one=in_one)
+        await life(deaths, in_one=in_one, journal=journal)
     found = Counter([(phase, await check(phase, copy, boot_id, in_one=in_one)) for phase, copy in deaths.found])
     assert {phase for phase, _ in found} == set(ALLOWED)
     assert found["deleting", "completed"]
@@ -119,13 +119,15 @@ async def test_an_old_result_never_comes_back(tmp_path: Path, boot_id: str, in_o
     assert sum(found.values()) > 25
 
 
-@pytest.mark.parametrize("in_one", [True, False])
+@pytest.mark.parametrize(("in_one", "journal"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
-async def test_nor_after_a_second_death_while_recovering(tmp_path: Path, boot_id: str, in_one: bool) -> None:
+async def test_nor_after_a_second_death_while_recovering(
+    tmp_path: Path, boot_id: str, in_one: bool, journal: bool
+) -> None:
     """S52: recovery is killed at any point too, and what it began is finished by the next."""
     deaths = Deaths(tmp_path / "data", tmp_path / "copies")
     with deaths.watched():
-        await life(deaths, in_one=in_one)
+        await life(deaths, in_one=in_one, journal=journal)
     checked = 0
     for number, (phase, copy) in enumerate(deaths.found):
         if phase in ("making", "made", "remade"):

@@ -107,7 +107,13 @@ async def test_a_lost_catalog_is_read_again_from_the_files(data: Path, harm: Cal
             assert [replace(each, updated_at_ms=2_000) for each in found] == expected
             for workflow_id in WORKFLOWS:
                 assert await read(store, workflow_id) == workflow_id.encode()
-        assert sorted(name.name for name in data.iterdir()) == ["catalog.sqlite", "format", "lock", "workflows"]
+        assert sorted(name.name for name in data.iterdir()) == [
+            "catalog.sqlite",
+            "format",
+            "journal",
+            "lock",
+            "workflows",
+        ]
 
 
 async def test_an_older_catalog_put_back_is_not_believed(data: Path) -> None:

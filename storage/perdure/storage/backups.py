@@ -26,9 +26,8 @@ from perdure.storage.catalog_access import CatalogAccess
 from perdure.storage.descriptors import OutOfDescriptorsError
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import DriverClosedError, NamespaceNotFoundError, StorageError
-from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.sqlite_image import sync_directory
-from perdure.storage.stored_driver import Slot
+from perdure.storage.stored_driver import HeldDriver, Slot
 
 __all__ = ["NewBackup", "back_up_all", "copy_and_close", "copy_held"]
 
@@ -160,7 +159,7 @@ async def copy_held(slot: Slot, target: str | os.PathLike[str]) -> bool:
     return True
 
 
-async def copy_and_close(driver: SqliteDriver, target: str | os.PathLike[str]) -> None:
+async def copy_and_close(driver: HeldDriver, target: str | os.PathLike[str]) -> None:
     """Copy a file that was opened for just that."""
     try:
         await driver.backup(target)

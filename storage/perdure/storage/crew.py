@@ -38,12 +38,12 @@ _T = TypeVar("_T")
 
 
 class _Piece(Generic[_T]):
-    __slots__ = ("_error", "_result", "_work", "task")
+    __slots__ = ("_error", "_result", "_work", "tell")
 
     _result: _T
 
-    def __init__(self, work: Callable[[], _T], task: trio.lowlevel.Task) -> None:
-        self.task = task
+    def __init__(self, work: Callable[[], _T], tell: Callable[[_Piece[_T]], None]) -> None:
+        self.tell = tell
         self._work = work
         self._error: BaseException | None = None
 
@@ -57,6 +57,11 @@ class _Piece(Generic[_T]):
     def fail(self, error: BaseException) -> None:
         """Keep that it is not done."""
         self._error = error
+
+    def error(self) -> BaseException | None:
+        """What went wrong, if anything did."""
+        error, self._error = self._error, None  # it refers to this piece, by its traceback
+        return error
 
     def outcome(self) -> _T:
         """What came of it."""
@@ -97,17 +102,48 @@ class Crew:
         Raises:
             Exception: Whatever the work raises.
         """
-        if not self._take_place():
+        if not self._has_place():
             with trio.CancelScope(shield=True):
                 return await trio.to_thread.run_sync(work, limiter=self._limiter)
             raise AssertionError("nobody cancels the shielding scope")
-        piece = _Piece(work, trio.lowlevel.current_task())
-        self._pieces += 1
-        self._waiting.append(piece)
+        task = trio.lowlevel.current_task()
+        piece = _Piece(work, lambda _: trio.lowlevel.reschedule(task))
+        self._take_up(piece)
         await trio.lowlevel.wait_task_rescheduled(_no_abort)
         return piece.outcome()
 
-    def _take_place(self) -> bool:
+    def start(self, work: Callable[[], None], then: Callable[[BaseException | None], None]) -> None:
+        """Have the work done in a thread, and tell in Trio's thread when it is over; waits for nothing.
+
+        Args:
+            work: The work.
+            then: Told with the error of the work, or of getting a thread, if there was one. Raises nothing.
+        """
+        piece = _Piece(work, lambda piece: then(piece.error()))
+        try:
+            has_place = self._has_place()
+        except Exception as error:
+            piece.fail(error)
+            self._token.run_sync_soon(piece.tell, piece)
+            return
+        if has_place:
+            self._take_up(piece)
+        else:
+            trio.lowlevel.spawn_system_task(self._by_thread, piece)
+
+    async def _by_thread(self, piece: _Piece[None]) -> None:
+        """Do a piece as the others do who are bounded by the limiter."""
+        try:
+            await trio.to_thread.run_sync(piece.do, limiter=self._limiter)
+        except Exception as error:
+            piece.fail(error)
+        piece.tell(piece)
+
+    def _take_up(self, piece: _Piece[Any]) -> None:
+        self._pieces += 1
+        self._waiting.append(piece)
+
+    def _has_place(self) -> bool:
         """See that there are a place and a thread for one more piece, or others whose turn it can wait for; whether there are."""
         if self._pieces < (THREADS_QUICK if self._average_s < SLOW_S else THREADS_MAX):
             place = object()
@@ -178,7 +214,7 @@ class Crew:
     def _end(self, piece: _Piece[Any]) -> None:
         self._pieces -= 1
         self._give_back_places()
-        trio.lowlevel.reschedule(piece.task)
+        piece.tell(piece)
 
     def _give_back_places(self) -> None:
         while len(self._places) > self._pieces:

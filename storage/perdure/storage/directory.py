@@ -5,6 +5,7 @@
     catalog.sqlite    an index over all workflows (`catalog.py`)
     own.sqlite        what belongs to the owner and to no workflow; made when it is first asked for
     workflows/        one SQLite file per workflow (`naming.py` for the names)
+    journal/          what is durable of workflows that have no file yet (`journal.py`); empty once the owner is gone in order
 
 1. A directory without `format` is taken only when nothing but our own beginnings is in it, so that a wrong path never
    mixes our files with somebody else's. A newer format is refused before anything is touched.
@@ -35,7 +36,7 @@ from perdure.storage.sqlite_image import sync_directory, write_synced
 
 __all__ = ["LOCAL_HOST", "DataDirectory", "Host", "file_system_of"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Stored on disk; a larger one is refused."""
 
 # fmt: off
@@ -121,6 +122,7 @@ class DataDirectory:
         self.catalog: Path = self.path / "catalog.sqlite"
         self.own: Path = self.path / "own.sqlite"
         self.workflows: Path = self.path / "workflows"
+        self.journal: Path = self.path / "journal"
         self._host = host
 
     def check(self) -> None:
@@ -162,15 +164,17 @@ class DataDirectory:
             StorageError: Something cannot be made.
         """
         with self._errors("prepare", self.path):
-            if not self.format.exists():
+            if not self.format.exists() or self._check_format() < FORMAT_VERSION:
+                # One of version 1 differs by having no journal, which its Perdure would not look for.
                 new = self.path / "format.new"
                 text = json.dumps({"format": "perdure", "version": FORMAT_VERSION}) + "\n"
                 write_synced(str(new), text.encode())
                 new.replace(self.format)
                 sync_directory(str(self.path))
-            if not self.workflows.exists():
-                self.workflows.mkdir()
-                sync_directory(str(self.path))
+            for directory in (self.workflows, self.journal):
+                if not directory.exists():
+                    directory.mkdir()
+                    sync_directory(str(self.path))
         self._check_format()
 
     def has_own(self) -> bool:
@@ -216,7 +220,7 @@ class DataDirectory:
         (self.workflows / name).rename(self.workflows / f"{name}.superseded")
         sync_directory(str(self.workflows))
 
-    def _check_format(self) -> None:
+    def _check_format(self) -> int:
         with self._errors("read", self.format):
             text = self.format.read_bytes()
         try:
@@ -239,6 +243,7 @@ class DataDirectory:
                 found=version,
                 supported=FORMAT_VERSION,
             )
+        return version
 
     @contextmanager
     def _errors(self, verb: str, path: Path) -> Generator[None, None, None]:

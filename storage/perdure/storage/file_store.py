@@ -1,7 +1,8 @@
 """The store that keeps one SQLite file per workflow in one directory.
 
-1. Which file of a workflow is current is decided by the directory alone: the file that is there. The catalog's record
-   of it is an index, trusted only while nothing can have been lost from it (`recovery.py`), and rebuilt otherwise.
+1. Which file of a workflow is current is decided by the directory alone: the file that is there, once those that the journal
+   has were made (`journal_replay.py`). The catalog's record of it is an index, trusted only while nothing can have been lost
+   from it (`recovery.py`), and rebuilt otherwise.
 2. A file is recorded once it is made, and a deletion is noted before it is begun (`workflow_files.py`).
 3. A workflow's file is opened, deleted and copied under a lock of its own. Whatever goes wrong with one file is said in
    that workflow's row and to its caller, and touches no other.
@@ -11,9 +12,10 @@ What a crash leaves, at each point, and what `acquire` makes of it:
 | killed | left behind | next `acquire`; after a power cut the catalog is rebuilt |
 |---|---|---|
 | in create, before the file has its name | a temporary file | removed |
-| in create, before it is recorded | an empty file that is not recorded | removed |
+| in create, before it is recorded | an empty file, or a birth in the journal, that is not recorded | removed |
 | in create, before the first batch | an empty namespace, its record, its row | kept; after a power cut removed |
 | after `put_rows`, before `open_driver` | a row without a file | kept: `NamespaceNotFoundError`, with no path |
+| while it is young | its birth and its batches, its record, its row | given its file |
 | in delete, before the file is removed | the whole file, the note | deleted; after a power cut it is there whole |
 | in delete, after the file is removed | its log, the note, the row | deleted |
 | in delete and create again | a later incarnation | the earlier was gone for good before it could be made |
@@ -39,6 +41,9 @@ from perdure.storage.catalog_access import CatalogAccess
 from perdure.storage.directory import LOCAL_HOST, DataDirectory, Host
 from perdure.storage.driver import Driver
 from perdure.storage.errors import NamespaceNotFoundError, StorageError, StoreBusyError
+from perdure.storage.filing import Filing
+from perdure.storage.journal import Journal
+from perdure.storage.journal_replay import replay_journal
 from perdure.storage.naming import check_workflow_id, name_stem
 from perdure.storage.process_lock import ProcessLock
 from perdure.storage.question import Question
@@ -47,7 +52,7 @@ from perdure.storage.reindex import Reindex
 from perdure.storage.sqlite import CommitIn, SqliteDriver
 from perdure.storage.sqlite_connection import ConnectionFactory, Durability, ErrorMapper
 from perdure.storage.store import CatalogRow
-from perdure.storage.stored_driver import Slot, StoredDriver
+from perdure.storage.stored_driver import HeldDriver, Slot, StoredDriver
 from perdure.storage.workflow_files import WorkflowFiles, file_errors, no_workflow
 
 __all__ = ["FileStore"]
@@ -75,6 +80,8 @@ class FileStore:
             against a count of the drivers that were lately busy: with 1 to 100 of them committing at once it gave more
             commits/s and a shorter wait for everybody else.)
         checkpoint_on_close: See `SqliteDriver.open`.
+        journal: Whether workflows that `create_driver` makes live in the journal, and get a file once they are closed or have
+            grown (`journal.py`): many that are at work at once then share their syncs. If not, each has a file at once.
         host: What the store asks of the machine; for tests.
         connect: Opens the workflow files; for tests.
         map_error: Classifies the errors of what `connect` returns.
@@ -87,6 +94,7 @@ class FileStore:
         durability: Durability = "full",
         commit_in: CommitIn = "auto",
         checkpoint_on_close: bool = True,
+        journal: bool = True,
         host: Host = LOCAL_HOST,
         connect: ConnectionFactory | None = None,
         map_error: ErrorMapper | None = None,
@@ -105,6 +113,9 @@ class FileStore:
             map_error=map_error,
             checkpoint_on_close=checkpoint_on_close,
         )
+        self._durability: Durability = durability
+        self._has_journal = journal
+        self._journal: Journal | None = None
         self._lock: ProcessLock | None = None
         self._catalog: CatalogAccess | None = None
         self._files: WorkflowFiles | None = None
@@ -143,6 +154,7 @@ class FileStore:
                 self._directory, lock, self._host, self._open_to_read, auto_checkpoint=self._commit_in != "auto"
             )
             with file_errors(self._directory.path):
+                await self._blocking.run(replay_journal, self._directory)
                 catalog, session = await recovery.recover()
         except BaseException:
             lock.release()
@@ -155,7 +167,18 @@ class FileStore:
             checkpoints=self._commit_in == "auto",
             on_damage=partial(lock.write_note, None),
         )
-        self._files = WorkflowFiles(self._directory, self._catalog, self._blocking, self._open_driver, session=session)
+        if self._has_journal:
+            filing = Filing(str(self._directory.workflows), self._limiter, is_inline=self._commit_in == "inline")
+            is_full = self._durability == "full"
+            self._journal = Journal(self._directory, filing, self._limiter, is_full=is_full, commit_in=self._commit_in)
+        self._files = WorkflowFiles(
+            self._directory,
+            self._catalog,
+            self._blocking,
+            self._open_driver,
+            session=session,
+            journal=self._journal,
+        )
 
     async def aclose(self) -> None:
         """Close what is open and give up ownership. Not interrupted by cancellation; closing twice is fine.
@@ -178,6 +201,9 @@ class FileStore:
                     # An opening in progress ends first.
                     async with slot.turn:
                         await _close(slot.driver, problems)
+                if self._journal is not None:
+                    await _close(self._journal, problems)
+                    self._journal = None
                 await _close_catalog(catalog, Meta(self._session, self._host.boot_id(), clean=True), problems)
             finally:
                 self._slots.clear()
@@ -320,14 +346,16 @@ class FileStore:
         return await reindex.run()
 
     def describe(self, workflow_id: str) -> str:
-        """The path of the workflow's file; before there is one, or while the store is closed, a pattern for it."""
+        """The path of the workflow's file, of a young one where it will be; of none, or while the store is closed, a pattern."""
         try:
             return self.path_of(workflow_id)
         except StorageError:
             return str(self._directory.workflows / f"{name_stem(workflow_id)}.*.sqlite")
 
     def path_of(self, workflow_id: str) -> str:
-        """The path of the workflow's current file. Do not open it while the store is: SQLite's locks would be lost.
+        """The path of the workflow's current file, which is not there while the workflow is young (`journal.py`).
+
+        Do not open it while the store is: SQLite's locks would be lost.
 
         Raises:
             NamespaceNotFoundError: None was made.
@@ -432,7 +460,7 @@ class FileStore:
             slot.users -= 1
             self._drop(workflow_id, slot)
 
-    def _give_out(self, driver: StoredDriver, workflow_id: str, slot: Slot) -> None:
+    def _give_out(self, driver: HeldDriver, workflow_id: str, slot: Slot) -> None:
         driver.when_closed = partial(self._drop, workflow_id, slot)
         slot.driver = driver
 
@@ -455,7 +483,7 @@ class FileStore:
         return await self._open_path(str(self._directory.workflows / name), commit_in="inline")
 
 
-async def _close(driver: StoredDriver | None, problems: list[StorageError]) -> None:
+async def _close(driver: HeldDriver | Journal | None, problems: list[StorageError]) -> None:
     if driver is not None:
         try:
             await driver.aclose()

@@ -16,11 +16,12 @@ Rejected: reading the files when the old catalog seems whole, and comparing. It 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import trio
 
@@ -66,6 +67,19 @@ _ROWS_AT_ONCE = 200
 _COMPANIONS = ("-wal", "-shm", "-journal")
 _SET_ASIDE = ".corrupt-"
 _NEW = ".new-"
+
+
+class Namespace(Protocol):
+    """The part of a driver that `read_row` needs."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value at `key`, or `None`."""
+        ...
+
+    async def has_any(self, prefix: bytes) -> bool:
+        """Whether any key starts with `prefix`."""
+        ...
+
 
 OpenFile: TypeAlias = Callable[[str], Awaitable[SqliteDriver]]
 """Opens a workflow file by its name, for reading what it is about."""
@@ -131,7 +145,7 @@ def problem_row(record: FileRecord, problem: str, *, at_ms: int) -> CatalogRow:
     return CatalogRow(record.workflow_id, "", "pending", None, False, at_ms, at_ms, STORAGE_PROBLEM + problem)
 
 
-async def read_row(driver: SqliteDriver, path: Path, *, created_at_ms: int | None = None) -> CatalogRow | None:
+async def read_row(driver: Namespace, path: Path, *, created_at_ms: int | None = None) -> CatalogRow | None:
     """Read what `rebuild_row` needs; `None` when the namespace is empty.
 
     Args:
@@ -162,8 +176,11 @@ async def read_row(driver: SqliteDriver, path: Path, *, created_at_ms: int | Non
 
 def _changed_at_ms(path: Path) -> int:
     """When a namespace changed last, as far as its files say; never earlier than its last commit."""
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except FileNotFoundError:
+        changed_ns = time.time_ns()  # it is young (`journal.py`), and has no file yet
     # What was committed since the last checkpoint has changed the log only.
-    changed_ns = path.stat().st_mtime_ns
     with suppress(FileNotFoundError):
         changed_ns = max(changed_ns, Path(f"{path}-wal").stat().st_mtime_ns)
     return changed_ns // 1_000_000

@@ -14,8 +14,9 @@ import os
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
-from errno import EMFILE, ENOSYS, ENOTSUP, EOPNOTSUPP, EPERM
+from errno import EEXIST, EMFILE, ENOSYS, ENOTSUP, EOPNOTSUPP, EPERM
 from functools import cache
 from itertools import count
 from typing import Final
@@ -30,9 +31,12 @@ __all__ = [
     "NEW_LOG_BYTES",
     "copy_file",
     "create_file",
+    "filled_image",
+    "sync_content",
     "sync_descriptor",
     "sync_directory",
     "write_synced",
+    "write_whole",
 ]
 
 APPLICATION_ID: Final = 0x50445552
@@ -46,6 +50,10 @@ _NO_LINKS: Final = frozenset({EPERM, ENOTSUP, EOPNOTSUPP, ENOSYS})
 
 NEW_LOG_BYTES: Final = 65536
 """Fifteen small commits go into it: more than a short workflow makes. (Measured: to make it costs what 8 KiB would.)"""
+
+_MODE: Final = slice(18, 20)
+_ROLLBACK_MODE: Final = b"\x01\x01"
+_WAL_MODE: Final = b"\x02\x02"
 
 _numbers = count(1)
 
@@ -114,6 +122,28 @@ def _is_unused(log: str) -> bool:
         return not any(file.read(32))
 
 
+def filled_image(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The bytes of a namespace that holds these pairs, each key once. They need no write-ahead log.
+
+    Raises:
+        sqlite3.Error: There is no memory for it.
+    """
+    image = bytearray(_image())
+    # A database in memory cannot be in WAL mode, which these two bytes say (https://www.sqlite.org/fileformat2.html, 1.3.3).
+    image[_MODE] = _ROLLBACK_MODE
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        connection.deserialize(image)
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO kv VALUES (?, ?)", pairs)
+        connection.execute("COMMIT")
+        image = bytearray(connection.serialize())
+    finally:
+        connection.close()
+    image[_MODE] = _WAL_MODE
+    return bytes(image)
+
+
 def copy_file(connection: Connection, target: str) -> None:
     """Write a compact copy of the connection's database to `target`; complete and durable on return, or not there.
 
@@ -140,6 +170,24 @@ def copy_file(connection: Connection, target: str) -> None:
     sync_directory(os.path.dirname(target))
 
 
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file that is not there, complete and synced under its name or not there; the name is not durable on return.
+
+    Raises:
+        OSError: Something is there, or it cannot be written.
+    """
+    new = f"{path}.new-{os.getpid()}-{next(_numbers)}"
+    try:
+        write_synced(new, data)
+        if os.path.lexists(path):
+            raise FileExistsError(EEXIST, os.strerror(EEXIST), path)
+        os.rename(new, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        raise
+
+
 def write_synced(path: str, data: bytes) -> None:
     """Write a file, replacing its content; the content is durable on return, its name is not."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -160,6 +208,14 @@ def sync_descriptor(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fsync(descriptor)
+
+
+def sync_content(descriptor: int) -> None:
+    """`sync_descriptor` for a file of which only the content changed: what the file system knows of it may be older."""
+    if sys.platform == "linux":
+        os.fdatasync(descriptor)
+    else:
+        sync_descriptor(descriptor)
 
 
 def sync_directory(path: str) -> None:

@@ -6,15 +6,43 @@ caller is then told to open another, and must not have to close the dead one fir
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 
+from perdure.storage.driver import Driver
 from perdure.storage.errors import StoreBusyError
 from perdure.storage.sqlite import SqliteDriver
 
-__all__ = ["Slot", "StoredDriver"]
+__all__ = ["HeldDriver", "Slot", "StoredDriver"]
+
+
+class HeldDriver(Driver, Protocol):
+    """What a store gives out."""
+
+    when_closed: Callable[[], None] | None
+    """Called when the driver is over."""
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        ...
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the workflow is free for another driver: this was closed, or gave up after a commit of unknown outcome."""
+        ...
+
+    async def has_any(self, prefix: bytes) -> bool:
+        """Whether any key starts with `prefix`."""
+        ...
+
+    async def backup(self, target: str | os.PathLike[str]) -> None:
+        """Write a copy to `target`; see `SqliteDriver.backup`."""
+        ...
 
 
 class StoredDriver(SqliteDriver):
@@ -50,11 +78,11 @@ class Slot:
     """
 
     turn: trio.Lock = field(default_factory=trio.Lock)
-    driver: StoredDriver | None = None
+    driver: HeldDriver | None = None
     users: int = 0
 
     @property
-    def held(self) -> StoredDriver | None:
+    def held(self) -> HeldDriver | None:
         """The driver that has the file, if there is one."""
         return None if self.driver is None or self.driver.is_given_up else self.driver
 

@@ -2,10 +2,12 @@
 
 1. A file is made before it is recorded, and recorded before its driver is given out. So a recorded file that is missing
    was lost, and is an error and never an empty namespace; and a file that is not recorded is empty. With its record comes
-   the row of a new workflow, where the caller has it: one transaction, and no row before there is a file.
-2. A deletion is noted, then the file's entry is removed for good, then all that is known of it. A noted deletion is
+   the row of a new workflow, where the caller has it: one transaction, and no row before there is a file. Of a workflow that is
+   born in the journal all this is said of its birth.
+2. A file of one that was born there is opened or removed only once it is durable that it was filed (`Journal.settle`).
+3. A deletion is noted, then the file's entry is removed for good, then all that is known of it. A noted deletion is
    finished by the next `acquire`; one that could not begin is forgotten, so that nothing goes behind anybody's back.
-3. What is wrong with a file is said in its workflow's row, and taken back once the file is well.
+4. What is wrong with a file is said in its workflow's row, and taken back once the file is well.
 
 The caller holds the turn of the workflow (`Slot`).
 """
@@ -27,12 +29,14 @@ from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.descriptors import OutOfDescriptorsError, out_of_descriptors
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, NamespaceNotFoundError, StorageError
+from perdure.storage.journal import Journal, Young
 from perdure.storage.naming import FileName, WorkflowIdError, file_name, is_unknown_id, name_stem, parse_file_name
 from perdure.storage.rebuild import read_row
 from perdure.storage.recovery import settle
 from perdure.storage.sqlite import SqliteDriver
 from perdure.storage.store import CatalogRow
-from perdure.storage.stored_driver import StoredDriver
+from perdure.storage.stored_driver import HeldDriver, StoredDriver
+from perdure.storage.young_driver import YoungDriver
 
 __all__ = ["WorkflowFiles", "file_errors", "no_workflow"]
 
@@ -46,6 +50,7 @@ class WorkflowFiles:
         blocking: Runs what blocks.
         open_driver: Opens a file by its path.
         session: The number of this ownership, which the names of new files carry.
+        journal: Where new workflows live until they need a file; `None` if each gets one at once.
     """
 
     def __init__(
@@ -56,7 +61,9 @@ class WorkflowFiles:
         open_driver: OpenDriver,
         *,
         session: int,
+        journal: Journal | None,
     ) -> None:
+        self._journal = journal
         self._directory = directory
         self._access = access
         self._blocking = blocking
@@ -105,8 +112,8 @@ class WorkflowFiles:
             await self._access.write(Catalog.move, record, workflow_id) if is_unknown_id(record.workflow_id) else None
         )
 
-    async def open(self, record: FileRecord) -> StoredDriver:
-        """Open a file; if it was not well before, read its workflow's row from it again.
+    async def open(self, record: FileRecord) -> HeldDriver:
+        """Open a file, or what a young workflow has instead; if a file was not well before, read its row from it again.
 
         Raises:
             CorruptStoreError: It is damaged, and set aside.
@@ -114,6 +121,8 @@ class WorkflowFiles:
             StorageError: It cannot be opened.
         """
         path = self.path(record.file)
+        if (young := await self._young(record.file)) is not None:
+            return young
         try:
             driver = await self._open_driver(str(path))
         except CorruptStoreError as error:
@@ -131,8 +140,10 @@ class WorkflowFiles:
                 raise
         return driver
 
-    async def create(self, workflow_id: str, row: CatalogRow | None = None) -> StoredDriver:
+    async def create(self, workflow_id: str, row: CatalogRow | None = None) -> HeldDriver:
         """Make the file of a workflow that has none; durable, and recorded, with its row if one is given, on return.
+
+        With a row, and a journal, the workflow is young: its file is made later, and it is durable with its first batch.
 
         Raises:
             WorkflowIdError: The id is one of those under which files of unknown workflows are kept.
@@ -145,6 +156,18 @@ class WorkflowFiles:
             )
         name = file_name(workflow_id, session=self._session, count=self._made)
         self._made += 1
+        if row is not None and (born := self._bear(name)) is not None:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._access.write(Catalog.put_file, FileRecord(workflow_id, name), row)
+            except BaseException as error:
+                if isinstance(error, StorageError) and not await self._is_recorded(name):
+                    born.discard()
+                else:
+                    with suppress(StorageError):
+                        await born.aclose()
+                raise
+            return born
         try:
             driver = await self._open_driver(os.path.join(self._directory.workflows, name), create=True)
         except OutOfDescriptorsError:
@@ -163,15 +186,49 @@ class WorkflowFiles:
             raise
         return driver
 
+    def _bear(self, name: str) -> YoungDriver | None:
+        """The driver of a workflow that is born in the journal, where there is one that can be written."""
+        if self._journal is None:
+            return None
+        try:
+            return self._young_driver(self._journal, self._journal.bear(name))
+        except OSError:
+            return None
+
+    async def _young(self, name: str) -> YoungDriver | None:
+        """The driver of a workflow that is still young although it was closed, as its file could not be written.
+
+        Of one that is not, the file may be used on return.
+
+        Raises:
+            StorageError: The file may not be used yet, as that could be undone by a power cut.
+        """
+        young = None if self._journal is None else self._journal.find(name)
+        if self._journal is None or young is None:
+            return None
+        if not young.is_filed:
+            return self._young_driver(self._journal, young)
+        await self._journal.settle(young)
+        return None
+
+    def _young_driver(self, journal: Journal, young: Young) -> YoungDriver:
+        return YoungDriver(young, journal, self._open_driver)
+
     async def _forget(self, name: str) -> None:
         """Remove a file that could not be recorded: there would be one more with every try.
 
-        It stays where that cannot be seen, as a recorded file must not be missing. One that was not recorded is never
-        looked at.
+        One that was not recorded is never looked at.
         """
         with trio.CancelScope(shield=True):
-            if not await self._access.ask(Catalog.has_file, name):
+            if not await self._is_recorded(name):
                 await self._blocking.run(self._directory.remove, name)
+
+    async def _is_recorded(self, name: str) -> bool:
+        """Whether a file is recorded; true where that cannot be seen, as a recorded file must not be missing."""
+        is_recorded = True
+        with trio.CancelScope(shield=True), suppress(StorageError, OSError):
+            is_recorded = await self._access.ask(Catalog.has_file, name)
+        return is_recorded
 
     async def remove(self, record: FileRecord) -> None:
         """Remove a file and what belongs to it; gone for good on return. What is known of it is not removed.
@@ -179,6 +236,9 @@ class WorkflowFiles:
         Raises:
             StorageError: It cannot be removed, and stays; or it is removed and its rest is not, yet.
         """
+        if (young := await self._young(record.file)) is not None:
+            await young.aclose()
+            await self._young(record.file)
         await self._access.write(Catalog.begin_delete, record)
         with file_errors(self._directory.path):
             try:

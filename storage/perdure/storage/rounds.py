@@ -1,0 +1,89 @@
+"""Blocking work that is done for all who wait for it, round after round, in one thread at a time.
+
+1. A round takes in all who wait when it begins. Those who come meanwhile have the next, which begins as soon as the one before
+   is over, and before those who are done go on: so the disk works while they do.
+2. Waiting is not interrupted by cancellation: what was begun for one is carried through.
+
+Rejected: that one of those who wait leads a round, as its turn to begin the next comes only after all that became runnable
+(measured, 100 short workflows at a time: a third fewer of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from perdure.storage.crew import crew_of
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """One kind of work.
+
+    Args:
+        limiter: Bounds the threads.
+        begin: Takes up what is to be done in a round, and returns the work, for a thread.
+        end: Is told, in Trio's thread, that the round is over, and with which error, if any. Both raise nothing.
+    """
+
+    def __init__(
+        self,
+        limiter: trio.CapacityLimiter,
+        begin: Callable[[], Callable[[], None]],
+        end: Callable[[BaseException | None], None],
+    ) -> None:
+        self._limiter = limiter
+        self._begin = begin
+        self._end = end
+        self._is_busy = False
+        self._waiting: list[tuple[trio.lowlevel.Task, Callable[[], bool]]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a round is under way."""
+        return self._is_busy
+
+    @trio.lowlevel.enable_ki_protection
+    async def wait(self, is_done: Callable[[], bool]) -> None:
+        """Return once one's part is done. Not interrupted by cancellation.
+
+        Args:
+            is_done: Whether it is. What it raises ends the waiting, too.
+
+        Raises:
+            Exception: What `is_done` raises.
+        """
+        while not is_done():
+            self._waiting.append((trio.lowlevel.current_task(), is_done))
+            if not self._is_busy:
+                self._start()
+            await trio.lowlevel.wait_task_rescheduled(_no_abort)
+
+    def _start(self) -> None:
+        self._is_busy = True
+        crew_of(self._limiter).start(self._begin(), self._over)
+
+    def _over(self, error: BaseException | None) -> None:
+        self._is_busy = False
+        self._end(error)
+        waiting, self._waiting = self._waiting, []
+        for task, is_done in waiting:
+            if _is_over(is_done):
+                trio.lowlevel.reschedule(task)
+            else:
+                self._waiting.append((task, is_done))
+        if self._waiting:
+            self._start()
+
+
+def _is_over(is_done: Callable[[], bool]) -> bool:
+    try:
+        return is_done()
+    except Exception:
+        return True
+
+
+def _no_abort(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
