@@ -66,7 +66,7 @@ _SEGMENTS_MAX: Final = 8
 """With more, those young workflows are given their files that were born in the oldest."""
 _RELIEVED_AT_ONCE: Final = 4
 _SPARE: Final = 16
-"""How many times a segment has to be free on the disk: the last of it is for files."""
+"""How many times a segment has to be free on the disk: the last of it is for files, and to record that they were written."""
 _ALONE_S: Final = 0.002
 _SUFFIX: Final = ".log"
 
@@ -374,7 +374,7 @@ class Journal:
     # Records.
 
     def _record_filed(self, young: Young) -> int:
-        segment = self._segment_for(64)
+        segment = self._segment_for(64, spare=1)  # else on a disk that is nearly full nobody could go on in a file
         young.filed_at = self._append(filed_record(segment.seed, young.number))
         return young.filed_at
 
@@ -403,14 +403,36 @@ class Journal:
             self._fail()
             raise
 
-    def _segment_for(self, size: int) -> _Segment:
-        """The segment that takes the next record."""
+    def _segment_for(self, size: int, *, spare: int = _SPARE) -> _Segment:
+        """The segment that takes the next record.
+
+        Raises:
+            OSError: It cannot be made, or what is in the one before cannot be made durable.
+        """
         segment = self._open
         if segment is None or segment.end + size > SEGMENT_BYTES:
-            segment, self._spare = self._spare or _make_segment(self._next_path()), None
-            self._open = segment
-            self._segments.append(segment)
+            following = self._spare = self._spare or _make_segment(self._next_path(), spare)
+            if segment is not None and not self._is_full:
+                self._seal(segment)
+            self._open, self._spare = following, None
+            self._segments.append(following)
+            segment = following
         return segment
+
+    @trio.lowlevel.enable_ki_protection
+    def _seal(self, segment: _Segment) -> None:
+        """Make all of a segment durable before there is anything in the next.
+
+        Where not each batch is synced, a power cut could otherwise leave a later one of a workflow without an earlier one.
+        """
+        try:
+            part = segment.part()
+            segment.write(part)
+            sync_content(segment.descriptor)
+            part.note_written()
+        except BaseException:
+            self._fail()
+            raise
 
     def _next_path(self) -> Path:
         self._segments_made += 1
@@ -482,7 +504,7 @@ class Journal:
             for young in self._segments.popleft().born:
                 del self._by_file[young.file]
         if sync.spare is not None:
-            if self._open is not None and sync.spare.path < self._open.path:
+            if self._segments and sync.spare.path < self._segments[-1].path:
                 # Another was needed and made meanwhile; they are read in the order of their names.
                 with suppress(OSError):
                     sync.spare.path.unlink()
@@ -560,7 +582,7 @@ class _Sync:
                 self.removed += 1
         if self._spare_path is not None:
             with suppress(OSError):
-                self.spare = _make_segment(self._spare_path)
+                self.spare = _make_segment(self._spare_path, _SPARE)
 
 
 def segment_paths(directory: Path) -> list[Path]:
@@ -572,14 +594,14 @@ def segment_paths(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.suffix == _SUFFIX)
 
 
-def _make_segment(path: Path) -> _Segment:
-    """Make an empty segment, durably, unless the disk is nearly full.
+def _make_segment(path: Path, spare: int) -> _Segment:
+    """Make an empty segment, durably, unless the disk is so full that it had not been free this many times.
 
     Raises:
         OSError: It cannot be made.
     """
     disk = os.statvfs(path.parent)
-    if disk.f_bavail * disk.f_frsize < _SPARE * SEGMENT_BYTES:
+    if disk.f_bavail * disk.f_frsize < spare * SEGMENT_BYTES:
         raise OSError(ENOSPC, os.strerror(ENOSPC), str(path))
     salt = os.urandom(SALT_BYTES)
     header = segment_header(salt)
