@@ -374,7 +374,7 @@ class Recording:
     def _calls(self) -> dict[str, Callable[..., Any]]:
         """The functions of `os` that change files, with what they do noted."""
         os_open, os_write, os_pwrite, os_close = os.open, os.write, os.pwrite, os.close
-        os_ftruncate, os_fsync, os_unlink, os_mkdir = os.ftruncate, os.fsync, os.unlink, os.mkdir
+        os_ftruncate, os_unlink, os_mkdir = os.ftruncate, os.unlink, os.mkdir
         os_link, os_rename, os_replace = os.link, os.rename, os.replace
 
         def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -409,10 +409,13 @@ class Recording:
                 assert isinstance(file, _File)
                 self.truncated(file, size)
 
-        def fsync(descriptor: int) -> None:
-            os_fsync(descriptor)
-            if (node := self._descriptors.get(descriptor)) is not None:
-                self.synced(node)
+        def syncing(call: Callable[[int], None]) -> Callable[[int], None]:
+            def sync(descriptor: int) -> None:
+                call(descriptor)
+                if (node := self._descriptors.get(descriptor)) is not None:
+                    self.synced(node)
+
+            return sync
 
         def close(descriptor: int) -> None:
             self._descriptors.pop(descriptor, None)
@@ -444,12 +447,13 @@ class Recording:
 
             return rename
 
+        syncs = {name: syncing(getattr(os, name)) for name in ("fsync", "fdatasync") if hasattr(os, name)}
         return {
+            **syncs,
             "open": open_,
             "write": write,
             "pwrite": pwrite,
             "ftruncate": ftruncate,
-            "fsync": fsync,
             "close": close,
             "unlink": unlink,
             "mkdir": mkdir,

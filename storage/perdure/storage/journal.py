@@ -7,7 +7,8 @@ costs its share of a few syncs, and one file that is written once.
 
 1. Records are written in their order, so that what a killed process leaves is a prefix: a birth at once, as the catalog is told
    of it next, and what comes after it by whoever syncs. A sync makes all durable that was recorded when it began; those who
-   come meanwhile share the next (`rounds.py`).
+   come meanwhile share the next (`rounds.py`). At normal a segment is durable before the next is begun: else a power cut could
+   leave a workflow's later batches without those between.
 2. **While a workflow's birth is in the journal and no record says that it was filed, its file is as the journal says, or not
    there.** So `settle` comes before anybody else may write to the file, or remove it: a birth that came back after a power cut
    would bring back an old state, or a workflow that was deleted.
@@ -341,6 +342,8 @@ class Journal:
         if not self.is_long:
             return
         for young in list(self._segments[0].unfiled.values())[:_RELIEVED_AT_ONCE]:
+            if not self.is_long:
+                return  # it was closed meanwhile, say
             with suppress(StorageError), trio.CancelScope(shield=True):  # its own user will meet the error
                 if young.driver is not None:
                     await young.driver.move()
