@@ -3,7 +3,8 @@
 What is acknowledged, and what the steps do, goes to a file by `writev`, a call that is never made to fail, before the next thing
 is done. The client asks only for what the file does not say was acknowledged; so the same program, run again, goes on.
 
-Usage: program.py DIRECTORY TOLD MODE, with MODE "inline" (everything in one thread) or "thread" (as it is shipped).
+Usage: program.py DIRECTORY TOLD MODE WAY, with MODE "inline" (everything in one thread) or "thread" (as it is shipped), and WAY
+"journal" (new workflows are in the journal) or "files" (each has its file at once).
 Exit codes: 0 it came to the end; 3 an error of Perdure's own, whose class is the last line told.
 """
 
@@ -59,11 +60,12 @@ def make_order(told: Told) -> Any:
     return order
 
 
-async def live(directory: Path, told: Told, *, commit_in: Any) -> None:
+async def live(directory: Path, told: Told, *, commit_in: Any, journal: bool) -> None:
     """One life: ask for what was not acknowledged, and wait for the end."""
     order = make_order(told)
     done = set(told.lines())
-    async with open_supervisor(FileStore(directory, commit_in=commit_in), [order], grace=0) as supervisor:
+    store = FileStore(directory, commit_in=commit_in, journal=journal)
+    async with open_supervisor(store, [order], grace=0) as supervisor:
         if "acknowledged spawn" in done:
             handle = await supervisor.get("o-1")  # it is there, or an acknowledged workflow was lost
         else:
@@ -82,7 +84,7 @@ def main(arguments: list[str], exit: Callable[[int], None]) -> None:
     """See above."""
     told = Told(Path(arguments[1]))
     try:
-        trio.run(lambda: live(Path(arguments[0]), told, commit_in=arguments[2]))
+        trio.run(lambda: live(Path(arguments[0]), told, commit_in=arguments[2], journal=arguments[3] == "journal"))
     except* trio.TooSlowError:
         told.tell("error TooSlowError")  # it is tried again after a pause, longer than this client waits
         exit(3)

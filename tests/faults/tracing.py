@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["CALLS", "SYNCS", "WRITES", "Call", "points", "run"]
+__all__ = ["CALLS", "SYNCS", "WRITES", "Call", "Way", "points", "run"]
 
 PROGRAM: Final = Path(__file__).with_name("program.py")
 WRITES: Final = ("write", "pwrite64", "ftruncate", "mkdir", "link", "rename", "unlink")
@@ -27,6 +27,7 @@ _LINE: Final = re.compile(r"^(\d+) +(\w+)\((.*)$")
 _PATH: Final = re.compile(r"<(/[^>]*)>")
 
 Mode = Literal["inline", "thread"]
+Way = Literal["journal", "files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +54,20 @@ def points(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, int]]
     return [(name, number) for name, count in sorted(counts.items()) for number in range(1, count + 1)]
 
 
-def run(scratch: Path, mode: Mode, *, fault: str | None = None) -> tuple[int, list[Call]]:
+def run(scratch: Path, mode: Mode, way: Way, *, fault: str | None = None) -> tuple[int, list[Call]]:
     """Run the program below `scratch`; its exit code, negative for a signal, and the calls that were seen.
 
     Args:
         scratch: Where its data and what it tells are.
         mode: Whether it does everything in one thread.
+        way: Where its workflow is while it is new.
         fault: What is to happen at a call, as `strace` has it: "fsync:signal=KILL:when=3", "write:error=EIO:when=3".
     """
     trace = scratch / "trace"
     inject = [] if fault is None else [f"--inject={fault}"]
     traced = ",".join(CALLS if fault is not None else (*CALLS, "writev"))
     command = ["strace", "-f", "-qq", "-y", "-s", "200", "-o", str(trace), f"--trace={traced}", *inject]
-    program = [sys.executable, "-B", str(PROGRAM), str(scratch / "data"), str(scratch / "told"), mode]
+    program = [sys.executable, "-B", str(PROGRAM), str(scratch / "data"), str(scratch / "told"), mode, way]
     ended = subprocess.run([*command, *program], check=False, capture_output=True, text=True, timeout=120)
     if ended.returncode not in (0, 3, -9, 137):
         raise AssertionError(f"{fault}: exit code {ended.returncode}\n{ended.stderr[-4000:]}")

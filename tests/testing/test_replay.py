@@ -640,7 +640,7 @@ def test_a_running_supervisor_s_workflow_and_its_files_are_sources(tmp_path: Pat
                 await trio.sleep(0.001)
             history = await record_history(supervisor, workflow_id="order-1")
             with pytest.raises(StoreLockedError):
-                await record_history(the_file())
+                await record_history(supervisor.describe("order-1"))
             with pytest.raises(InvalidArgumentError, match="workflow_id='order-1'"):
                 await record_history(supervisor)
             return history

@@ -248,10 +248,11 @@ async def _pairs(source: object, workflow_id: str | None) -> dict[bytes, bytes]:
 
 
 async def _pairs_of_copy(path: Path) -> dict[bytes, bytes]:
-    _check_is_sqlite(path)
     lock_file = _lock_file(path)
+    # First, as a workflow of a process that is at work may have no file yet.
     lock = None if lock_file is None else ProcessLock.take(lock_file)
     try:
+        _check_is_sqlite(path)
         with tempfile.TemporaryDirectory() as directory:
             return await _pairs_of_file(_copied(path, Path(directory)))
     finally:
