@@ -43,12 +43,17 @@ def scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
+each_way = pytest.mark.parametrize("journal", [True, False], ids=["journal", "files"])
+"""Whether new workflows are in the journal, or each has its file at once."""
+
+
 # The store.
 
 
-async def live(recording: Recording) -> None:
+async def live(recording: Recording, *, journal: bool) -> None:
     """Workflows are made, changed, deleted and made again, in two processes. Marks: (id, "begun" or "done", what is there)."""
     options: dict[str, Any] = {"commit_in": "inline", "connect": recording.connect, "map_error": map_error}
+    options["journal"] = journal
 
     async def make(store: FileStore, workflow_id: str, **options: Any) -> None:
         recording.mark((workflow_id, "begun", (options["state"], b"1")))
@@ -170,11 +175,14 @@ async def look(store: FileStore, workflow_id: str) -> object:
     return state.decode(), mark
 
 
-async def test_a_store_loses_nothing_that_was_acknowledged_and_no_deletion_comes_back(scratch: Path) -> None:
+@each_way
+async def test_a_store_loses_nothing_that_was_acknowledged_and_no_deletion_comes_back(
+    scratch: Path, journal: bool
+) -> None:
     """S40, S50, S52: each workflow is as it was last acknowledged, or as what was begun then made it, with a row that agrees."""
     (scratch / "data").mkdir()
     recording = Recording(scratch / "data")
-    await live(recording)
+    await live(recording, journal=journal)
     draw = random.Random(1)
     seen: set[int] = set()
     for cut in recording.cuts():
@@ -186,7 +194,7 @@ async def test_a_store_loses_nothing_that_was_acknowledged_and_no_deletion_comes
                 continue
             seen.add(left)
             where = (cut.number, plan)
-            async with opened(image, "boot-2", commit_in="inline") as store:
+            async with opened(image, "boot-2", commit_in="inline", journal=journal) as store:
                 for workflow_id in "abc":
                     found = await look(store, workflow_id)
                     may_be = allowed(cut, workflow_id)
@@ -299,7 +307,7 @@ async def supervised(
     directory: Path, boot_id: str, workflows: list[Any], recording: Recording | None, **options: Any
 ) -> Any:
     store_options: dict[str, Any] = {"host": Host(boot_id=lambda: boot_id), "commit_in": "inline"}
-    store_options["durability"] = options.pop("durability")
+    store_options |= {name: options.pop(name) for name in ("durability", "journal")}
     if recording is not None:
         store_options |= {"connect": recording.connect, "map_error": map_error}
     store = FileStore(directory, **store_options)
@@ -307,10 +315,11 @@ async def supervised(
         yield supervisor
 
 
+@each_way
 @pytest.mark.parametrize("options", [{}, {"idle_timeout": 0.0, "max_live": 1}], ids=["resident", "passive"])
 @pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_supervisor_goes_on_after_a_power_cut(
-    scratch: Path, durability: Durability, options: dict[str, Any], autojump_clock: MockClock
+    scratch: Path, durability: Durability, options: dict[str, Any], journal: bool, autojump_clock: MockClock
 ) -> None:
     """S40, S50: every workflow ends right. At full, what was acknowledged is there: workflows, messages, steps and results.
 
@@ -318,12 +327,11 @@ async def test_a_supervisor_goes_on_after_a_power_cut(
     """
     (scratch / "data").mkdir()
     recording = Recording(scratch / "data")
+    options = {**options, "durability": durability, "journal": journal}
     first = Client(recording, set())
     order = first.workflow()
     with recording.on():
-        async with supervised(
-            recording.directory, "boot-1", [order], recording, durability=durability, **options
-        ) as host:
+        async with supervised(recording.directory, "boot-1", [order], recording, **options) as host:
             await first.live(host, order)
     recording.check()
     assert len(first.effects) == 9
@@ -343,7 +351,7 @@ async def test_a_supervisor_goes_on_after_a_power_cut(
         order = client.workflow()
         safe = {(mark[1], EFFECTS[n]) for mark in told if mark[0] == "safe" for n in range(mark[2])}
         ended = {(mark[1], name) for mark in told if mark[0] == "ended" for name in EFFECTS}
-        async with supervised(image, "boot-2", [order], None, durability=durability, **options) as host:
+        async with supervised(image, "boot-2", [order], None, **options) as host:
             await client.live(host, order)
         assert not (safe | ended) & set(client.effects), "what was recorded is not done again"
         assert len(client.effects) == len(set(client.effects))
@@ -400,8 +408,9 @@ class Family:
 FAMILY_EFFECTS = ["after 0", "after 1", "child 0", "child 1", "from caller", "from child 0", "from child 1"]
 
 
+@each_way
 async def test_workflows_that_deal_with_each_other_agree_after_a_power_cut(
-    scratch: Path, autojump_clock: MockClock
+    scratch: Path, journal: bool, autojump_clock: MockClock
 ) -> None:
     """S40: at full a call has one child, and a message is read once, whatever was not safe in each of their files.
 
@@ -412,7 +421,8 @@ async def test_workflows_that_deal_with_each_other_agree_after_a_power_cut(
 
     async def live(directory: Path, boot_id: str, family: Family) -> None:
         flows = family.workflows()
-        async with supervised(directory, boot_id, flows, family.recording, durability="full", idle_timeout=0.0) as host:
+        options: dict[str, Any] = {"durability": "full", "journal": journal, "idle_timeout": 0.0}
+        async with supervised(directory, boot_id, flows, family.recording, **options) as host:
             asker = await host.spawn(flows[0], "caller", None)
             other = await host.spawn(flows[2], "peer", None)
             with trio.fail_after(100_000):
