@@ -209,6 +209,62 @@ async def main():
     assert made == {left: 1 + left + (left not in too_few) for left in range(ENOUGH + 1)}
 
 
+@pytest.mark.parametrize("commit_in", ["inline", "thread"])
+def test_a_new_workflow_keeps_what_was_acknowledged_and_gets_its_file_later(tmp_path, commit_in):
+    """S41: whichever descriptor is the one too many, when it is made, written to, or given its file."""
+    said = run(
+        f"""
+from perdure.storage.store import CatalogRow
+
+async def main():
+    acknowledged = {{}}
+
+    async def use(left):
+        driver, _ = await store.create_driver(CatalogRow(f"new-{{left}}", "order", "pending", 0, False, 1, 1))
+        acknowledged[left] = None
+        try:
+            await driver.set(b"key", b"value")
+            acknowledged[left] = "value"
+        finally:
+            await driver.aclose()
+
+    async def found(left):
+        driver = await store.open_driver(f"new-{{left}}")
+        value = await driver.get(b"key")
+        await driver.aclose()
+        return value and value.decode()
+
+    for is_first in (True, False):
+        store = FileStore(path + str(is_first), commit_in={commit_in!r})
+        await store.acquire()
+        if not is_first:
+            await use("old")  # so there is a segment of the journal
+        for left in range({ENOUGH} + 1):
+            with only(left):
+                try:
+                    await use(left)
+                    say(left, "fine")
+                except StorageError as error:
+                    say(left, type(error).__name__, str(error))
+        for left, value in acknowledged.items():
+            assert await found(left) == value
+        await store.aclose()
+        assert os.listdir(os.path.join(path + str(is_first), "journal")) == []
+        store = FileStore(path + str(is_first), commit_in={commit_in!r})
+        await store.acquire()
+        for left, value in acknowledged.items():
+            assert await found(left) == value
+        await store.aclose()
+        acknowledged.clear()
+""",
+        tmp_path / "data",
+    )
+    assert len(said) == 2 * (ENOUGH + 1)
+    for part in (said[: ENOUGH + 1], said[ENOUGH + 1 :]):
+        assert 0 in failures(part)
+        assert ENOUGH not in failures(part)
+
+
 def test_a_rebuild_fails_as_a_whole_and_succeeds_later(tmp_path):
     """S41, S42: no workflow gets a problem because descriptors were short while the catalog was read again."""
     said = run(
