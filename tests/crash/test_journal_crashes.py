@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from deaths import Deaths
 from file_stores import opened
 from power_disk import PLANS, Recording
 from power_sqlite import map_error
@@ -90,3 +91,98 @@ async def test_young_workflows_survive_a_power_cut(scratch: Path, durability: Du
             shutil.rmtree(image)
     lives.check(what)
     assert len(seen) > 150
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_young_workflows_survive_a_power_cut_while_they_get_their_files(
+    scratch: Path, durability: Durability
+) -> None:
+    """S40: the power goes again at each moment at which the journal is replayed and the catalog rebuilt; nothing more is lost."""
+    (scratch / "data").mkdir()
+    recording = Recording(scratch / "data")
+    await live(recording, 1, durability)
+    draw = random.Random(2)
+    again = 0
+    for cut in recording.cuts():
+        image = scratch / "image"
+        cut.leave(image, draw.choice(PLANS), draw.randrange(2**32))
+        if list(image.glob("journal/*.log")) and draw.random() < 0.08:
+            # What is there is safe from here on.
+            recovery = Recording(image)
+            before = {workflow_id: await peek(image, workflow_id, scratch / "peek") for workflow_id in IDS}
+            with recovery.on():
+                async with opened(
+                    image, "boot-2", commit_in="inline", connect=recovery.connect, map_error=map_error
+                ) as store:
+                    assert {workflow_id: await found(store, workflow_id) for workflow_id in IDS} == before
+            recovery.check()
+            for second in recovery.cuts():
+                last = scratch / "last"
+                second.leave(last, draw.choice(PLANS), draw.randrange(2**32))
+                where = (cut.number, second.number)
+                what = await check(last, "boot-3", cut.marks, durability, where, is_power_lost=True)
+                assert what == before, where
+                shutil.rmtree(last)
+                again += 1
+        shutil.rmtree(image)
+    assert again > 100
+
+
+async def peek(image: Path, workflow_id: str, scratch: Path) -> Lineage | str | None:
+    """What is found of a workflow in a copy of a directory."""
+    shutil.copytree(image, scratch)
+    async with opened(scratch, "boot-2", commit_in="inline") as store:
+        what = await found(store, workflow_id)
+    shutil.rmtree(scratch)
+    return what
+
+
+async def die(deaths: Deaths, seed: int, durability: Durability) -> list[Mark]:
+    """A program in two processes; its phase is how many marks there were."""
+    marks: list[Mark] = []
+
+    def note(mark: Mark) -> None:
+        deaths.point()
+        marks.append(mark)
+        deaths.phase = str(len(marks))
+
+    deaths.phase = "0"
+    lives = Lives(seed, note)
+    with deaths.watched():
+        for _ in range(2):
+            async with opened(deaths.data, durability=durability, commit_in="inline") as store:
+                await lives.live(store, 40)
+    return marks
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_young_workflows_survive_the_death_of_the_process(
+    scratch: Path, durability: Durability, boot_id: str
+) -> None:
+    """S39, S52: killed at any point, each batch that was acknowledged is there, and a row is if and only if its workflow is."""
+    deaths = Deaths(scratch / "data", scratch / "copies", commits=True)
+    marks = await die(deaths, 3, durability)
+    for phase, copy in deaths.found:
+        await check(copy, boot_id, marks[: int(phase)], durability, phase, is_power_lost=False)
+    assert len(deaths.found) > 200
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+async def test_young_workflows_survive_a_second_death_while_they_get_their_files(scratch: Path, boot_id: str) -> None:
+    """S39, S52: killed while the journal is replayed, the next replay goes on."""
+    deaths = Deaths(scratch / "data", scratch / "copies", commits=True)
+    marks = await die(deaths, 4, "full")
+    checked = 0
+    for number, (phase, copy) in enumerate(deaths.found):
+        if number % 7 or not list(copy.glob("journal/*.log")):
+            continue
+        again = Deaths(copy, scratch / "again")
+        with again.watched():
+            async with opened(copy, boot_id, commit_in="inline"):
+                pass
+        for _, later in again.found:
+            await check(later, boot_id, marks[: int(phase)], "full", phase, is_power_lost=False)
+            checked += 1
+        shutil.rmtree(scratch / "again")
+    assert checked > 200
