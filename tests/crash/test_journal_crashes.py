@@ -8,20 +8,26 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from errno import EIO, ENOSPC
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from deaths import Deaths
-from file_stores import opened
-from power_disk import PLANS, Recording
+from file_stores import opened, row
+from power_disk import PLANS, Plan, Recording
 from power_sqlite import map_error
-from young_lives import IDS, Lineage, Lives, Mark, allowed, found, small_journal
+from young_lives import IDS, Lineage, Lives, Mark, allowed, batch_of, found, small_journal
 
+from perdure.storage import filing, journal
+from perdure.storage.directory import Host
+from perdure.storage.errors import StorageError
+from perdure.storage.file_store import FileStore
 from perdure.storage.sqlite_connection import Durability
 
 
@@ -186,3 +192,69 @@ async def test_young_workflows_survive_a_second_death_while_they_get_their_files
             checked += 1
         shutil.rmtree(scratch / "again")
     assert checked > 200
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_what_could_not_be_filed_is_safe_once_the_store_was_closed(
+    scratch: Path, durability: Durability, has_batches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S40, S41: a closed store's catalog is trusted after a power cut, so what is still young is durable, at normal too."""
+    (scratch / "data").mkdir()
+    recording = Recording(scratch / "data")
+    options: dict[str, Any] = {"commit_in": "inline", "connect": recording.connect, "map_error": map_error}
+    marks: list[Mark] = []
+    with recording.on():
+        store = FileStore(recording.directory, durability=durability, host=host("boot-1"), **options)
+        await store.acquire()
+        lineage: Lineage = (1,)
+        driver, _ = await store.create_driver(row("a"))
+        for number in range(2, 5 if has_batches else 2):
+            lineage = (*lineage, number)
+            await driver.batch(batch_of("a", lineage))
+        with monkeypatch.context() as patched:
+            patched.setattr(filing, "write_whole", failing(ENOSPC))
+            with pytest.raises(StorageError, match="No space left"):
+                await store.aclose()
+        recording.mark("closed")
+    recording.check()
+    marks.append(Mark("a", "safe", lineage))
+    *_, cut = recording.cuts()
+    cut.leave(scratch / "image", "lost", 1)
+    what = await check(scratch / "image", "boot-2", marks, durability, "closed", is_power_lost=True)
+    assert what["a"] == (lineage if has_batches else ())
+
+
+@pytest.mark.parametrize("plan", ["lost", "kept"])
+async def test_a_journal_that_could_not_be_synced_as_the_store_was_closed_leaves_no_row_alone(
+    scratch: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S40, S41: a workflow that was made, and of which nothing was ever durable, is there after a power cut or is not known."""
+    (scratch / "data").mkdir()
+    recording = Recording(scratch / "data")
+    options: dict[str, Any] = {"commit_in": "inline", "connect": recording.connect, "map_error": map_error}
+    with recording.on():
+        store = FileStore(recording.directory, host=host("boot-1"), **options)
+        await store.acquire()
+        await store.create_driver(row("a"))
+        with monkeypatch.context() as patched:
+            patched.setattr(filing, "write_whole", failing(EIO))
+            patched.setattr(journal, "sync_content", failing(EIO))
+            with pytest.raises(StorageError, match="Input/output error"):
+                await store.aclose()
+    *_, cut = recording.cuts()
+    cut.leave(scratch / "image", plan, 1)
+    await check(scratch / "image", "boot-2", [Mark("a", "begun", (1,))], "full", "closed", is_power_lost=True)
+
+
+def failing(number: int) -> Any:
+    """What fails with an error of the system."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def host(boot_id: str) -> Host:
+    return Host(boot_id=lambda: boot_id, now_ms=lambda: 5_000)

@@ -32,7 +32,7 @@ from perdure.storage.file_store import FileStore
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.sqlite_connection import Durability
 
-__all__ = ["IDS", "Lineage", "Lives", "Mark", "allowed", "found", "small_journal"]
+__all__ = ["IDS", "Lineage", "Lives", "Mark", "allowed", "batch_of", "found", "small_journal"]
 
 IDS = ("a", "b", "c", "d")
 LINEAGE_KEY = b"\x98"

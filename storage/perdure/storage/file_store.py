@@ -201,10 +201,10 @@ class FileStore:
                     # An opening in progress ends first.
                     async with slot.turn:
                         await _close(slot.driver, problems)
-                if self._journal is not None:
-                    await _close(self._journal, problems)
-                    self._journal = None
-                await _close_catalog(catalog, Meta(self._session, self._host.boot_id(), clean=True), problems)
+                # A catalog that knows of workflows whose births may not be durable is not trusted after a power cut.
+                is_clean = await _close(self._journal, problems)
+                self._journal = None
+                await _close_catalog(catalog, Meta(self._session, self._host.boot_id(), clean=is_clean), problems)
             finally:
                 self._slots.clear()
                 lock.release()
@@ -483,12 +483,15 @@ class FileStore:
         return await self._open_path(str(self._directory.workflows / name), commit_in="inline")
 
 
-async def _close(driver: HeldDriver | Journal | None, problems: list[StorageError]) -> None:
-    if driver is not None:
+async def _close(what: HeldDriver | Journal | None, problems: list[StorageError]) -> bool:
+    """Close it, if there is anything; whether that went well."""
+    if what is not None:
         try:
-            await driver.aclose()
+            await what.aclose()
         except StorageError as error:
             problems.append(error)
+            return False
+    return True
 
 
 async def _close_catalog(catalog: CatalogAccess, meta: Meta, problems: list[StorageError]) -> None:

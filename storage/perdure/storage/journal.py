@@ -352,16 +352,17 @@ class Journal:
                         await self.file(young)
 
     async def aclose(self) -> None:
-        """Remove the journal if nothing is young any more. Not interrupted by cancellation; nobody uses it any longer.
+        """Remove the journal, or make all of it durable if a workflow is still young; nobody uses it any longer. Not interrupted by
+        cancellation.
 
         Raises:
-            StorageError: It cannot be removed; the next `acquire` does that.
+            StorageError: It cannot be removed, which the next `acquire` does, or not be made durable.
         """
-        segments = [*self._segments, *([] if self._spare is None else [self._spare])]
-        self._segments.clear()
         try:
-            if not any(segment.unfiled for segment in segments):
-                work = partial(remove_segments, [segment.path for segment in segments])
+            if any(segment.unfiled for segment in self._segments):
+                await self.sync(self._written)
+            else:
+                work = partial(remove_segments, [segment.path for segment in self._all_segments()])
                 if self._is_inline:
                     work()
                 else:
@@ -371,8 +372,12 @@ class Journal:
                 f"cannot remove {error.filename or self._directory}: {error.strerror}", path=str(self._directory)
             ) from error
         finally:
-            for segment in segments:
+            for segment in self._all_segments():
                 segment.close()
+            self._segments.clear()
+
+    def _all_segments(self) -> list[_Segment]:
+        return [*self._segments, *([] if self._spare is None else [self._spare])]
 
     # Records.
 
