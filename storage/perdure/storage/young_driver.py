@@ -97,17 +97,17 @@ class YoungDriver(SingleWrites):
 
     async def get(self, key: bytes) -> bytes | None:
         """The value at `key`, or `None`. Raises as `SqliteDriver.get` does."""
-        self._check_open()
+        self._check_owned()
         return await (self._file or self._young.namespace).get(key)
 
     async def list(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
         """Every pair whose key starts with `prefix`, in bytewise order of keys. Raises as `get` does."""
-        self._check_open()
+        self._check_owned()
         return await (self._file or self._young.namespace).list(prefix)
 
     async def has_any(self, prefix: bytes) -> bool:
         """Whether any key starts with `prefix`. Raises as `get` does."""
-        self._check_open()
+        self._check_owned()
         if self._file is not None:
             return await self._file.has_any(prefix)
         return bool(await self._young.namespace.list(prefix))
@@ -178,7 +178,7 @@ class YoungDriver(SingleWrites):
     @trio.lowlevel.enable_ki_protection
     async def backup(self, target: str | os.PathLike[str]) -> None:
         """Write a consistent copy to `target`; see `SqliteDriver.backup`."""
-        self._check_open()
+        self._check_owned()
         if self._file is None:
             with trio.CancelScope(shield=True):
                 async with self._turn:
