@@ -1,19 +1,26 @@
 """Every driver under the one suite that users run on theirs (S38)."""
 
 import itertools
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from value_codecs import SealedCodec
 
+from perdure.storage import young_driver
 from perdure.storage.codec import CODED_BYTES_MAX
 from perdure.storage.coded_driver import CodedDriver
 from perdure.storage.conformance import DriverConformance
 from perdure.storage.driver import VALUE_BYTES_MAX, Batch, Driver
 from perdure.storage.errors import BatchRefusedError, ValueTooLargeError
+from perdure.storage.file_store import FileStore
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.sqlite import CommitIn, SqliteDriver
 from perdure.storage.sqlite_connection import Durability
+from perdure.storage.store import CatalogRow
+from perdure.storage.young_driver import YoungDriver
 
 
 class MemoryConformance(DriverConformance):
@@ -108,6 +115,86 @@ class TestSqliteDriverNormalInThreads(SqliteConformance):
 
 class TestSqliteDriverThatKeepsItsLog(SqliteConformance):
     checkpoint_on_close = False
+
+
+class YoungConformance(DriverConformance):
+    """On workflows that were born in the journal; `reopen` is a `kill -9`, and what the next process finds."""
+
+    driver_kind = "young"
+    durability: Durability = "full"
+    commit_in: CommitIn = "auto"
+    journaled_bytes_max = young_driver.JOURNALED_BYTES_MAX
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(young_driver, "JOURNALED_BYTES_MAX", self.journaled_bytes_max)
+        self.directory = tmp_path
+        self.stores: list[FileStore] = []
+
+    async def open_driver(self) -> YoungDriver:
+        store = await self._acquire(self._next_place())
+        driver, is_new = await store.create_driver(CatalogRow("w", "t", "pending", None, False, 1, 1))
+        assert is_new
+        assert isinstance(driver, YoungDriver)
+        return driver
+
+    async def reopen(self, driver: Driver) -> Driver:
+        assert isinstance(driver, YoungDriver)
+        left = shutil.copytree(Path(driver.path).parents[1], self._next_place())
+        await driver.aclose()
+        store = await self._acquire(left)
+        return await store.open_driver("w")
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[Driver, None]:
+        before = len(self.stores)
+        try:
+            async with super()._opened() as driver:
+                yield driver
+        finally:
+            for store in self.stores[before:]:
+                await store.aclose()
+
+    def _next_place(self) -> Path:
+        return self.directory / f"data-{len(self.stores)}"
+
+    async def _acquire(self, data: Path) -> FileStore:
+        store = FileStore(data, durability=self.durability, commit_in=self.commit_in)
+        self.stores.append(store)
+        await store.acquire()
+        return store
+
+
+class TestYoungDriver(YoungConformance):
+    pass
+
+
+class TestYoungDriverInline(YoungConformance):
+    commit_in = "inline"
+
+
+class TestYoungDriverInThreads(YoungConformance):
+    commit_in = "thread"
+
+
+class TestYoungDriverNormal(YoungConformance):
+    durability = "normal"
+
+
+class TestYoungDriverThatMoves(YoungConformance):
+    """With its second batch or so."""
+
+    journaled_bytes_max = 60
+
+
+class TestYoungDriverThatMovesInline(YoungConformance):
+    commit_in = "inline"
+    journaled_bytes_max = 60
+
+
+class TestYoungDriverThatMovesInThreads(YoungConformance):
+    commit_in = "thread"
+    journaled_bytes_max = 60
 
 
 ROOM = SealedCodec.overhead_bytes + CODED_BYTES_MAX
