@@ -82,6 +82,8 @@ async def live(recording: Recording, *, journal: bool) -> None:
             await change(store, "b", "sleeping", b"2")
             await delete(store, "a")
             await make(store, "a", state="failed")  # the others are made in one with their rows
+            await delete(store, "a")  # it was new in this life, and its birth must not come back
+            await make(store, "a", state="failed")
         async with opened(recording.directory, **options) as store:
             await change(store, "a", "failed", b"3")
             await make(store, "c", state="running", mail=True)

@@ -244,7 +244,8 @@ class FileStore:
     async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
         """Write a row and open its namespace, which is made if it is missing; see `CreatingStore.create_driver`.
 
-        The file of a new one is made first; then its record and the row are written in one transaction.
+        The file of a new one is made first, or its birth is in the journal; then its record and the row are written in one
+        transaction.
 
         Raises:
             NamespaceNotFoundError, CorruptStoreError, StoreBusyError, WorkflowIdError: As `open_driver`.

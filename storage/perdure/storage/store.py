@@ -226,8 +226,8 @@ class CreatingStore(Protocol):
     async def create_driver(self, row: CatalogRow) -> tuple[Driver, bool]:
         """Write the row of a workflow that is to begin, and open its namespace, which is made if it is missing.
 
-        On return both survive what `put_rows` and `open_driver` promise. Killed before that, there is a row only if there
-        is the namespace.
+        On return both survive the death of the process; with the first batch the namespace survives what `open_driver`
+        promises. Killed before that, there is a row only if there is the namespace.
 
         Returns:
             The driver, which the caller closes, and whether the namespace was just made, and so is empty.
