@@ -130,6 +130,90 @@ async def test_with_no_place_in_the_limiter_work_waits_for_one():
         await done.wait()
 
 
+class Told:
+    """What was told of work that nobody waits for, and in which thread."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException | None] = []
+        self.threads: set[int] = set()
+        self.is_told = trio.Event()
+
+    def then(self, error: BaseException | None) -> None:
+        self.errors.append(error)
+        self.threads.add(threading.get_ident())
+        self.is_told.set()
+
+
+@pytest.mark.parametrize("places", [0, 1])
+async def test_work_that_is_started_is_done_in_a_thread_and_its_end_told_in_trios(places):
+    """Once, with its error if there is one, also where it has to wait for a place in the limiter first."""
+    for error in (None, KeyError("its own")):
+        limiter = trio.CapacityLimiter(1)
+        crew, told, threads = Crew(limiter), Told(), list[int]()
+
+        def work(error: BaseException | None = error, threads: list[int] = threads) -> None:
+            threads.append(threading.get_ident())
+            if error is not None:
+                raise error
+
+        if not places:
+            await limiter.acquire()
+        with trio.testing.assert_no_checkpoints():
+            crew.start(work, told.then)
+        assert told.errors == []
+        if not places:
+            await trio.testing.wait_all_tasks_blocked()
+            assert threads == []
+            limiter.release()
+        await told.is_told.wait()
+        assert told.errors == [error]
+        assert told.threads == {threading.get_ident()}
+        assert len(threads) == 1
+        assert threads[0] != threading.get_ident()
+        await until_free(limiter)
+
+
+async def test_what_is_told_may_start_more():
+    """A round after a round, with nobody waiting in between."""
+    limiter = trio.CapacityLimiter(1)
+    crew, done = Crew(limiter), list[int]()
+    all_done = trio.Event()
+
+    def then(error: BaseException | None) -> None:
+        assert error is None
+        if len(done) < 20:
+            crew.start(lambda: done.append(len(done)), then)
+        else:
+            all_done.set()
+
+    crew.start(lambda: done.append(0), then)
+    assert crew.is_busy
+    with trio.fail_after(10):
+        await all_done.wait()
+    assert done == list(range(20))
+    assert not crew.is_busy
+    await until_free(limiter)
+
+
+async def test_what_is_started_without_a_thread_to_be_had_is_told_of_the_error(monkeypatch):
+    """Not at once, but as soon as Trio's thread comes to it: whoever starts it is not called while it does."""
+    limiter = trio.CapacityLimiter(1)
+    crew, told = Crew(limiter), Told()
+
+    def no_thread(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.lowlevel, "start_thread_soon", no_thread)
+        crew.start(lambda: None, told.then)
+        assert told.errors == []
+        await told.is_told.wait()
+    (error,) = told.errors
+    assert isinstance(error, RuntimeError)
+    assert limiter.borrowed_tokens == 0
+    assert not crew.is_busy
+
+
 @pytest.mark.parametrize("is_refused", [False, True])
 async def test_what_comes_while_the_last_thread_leaves_is_done_or_fails(monkeypatch, is_refused):
     """A thread that found nothing more may have left when a piece comes, though Trio was not told of that yet."""

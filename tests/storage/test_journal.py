@@ -555,6 +555,21 @@ async def test_with_one_that_has_no_file_the_journal_stays_for_the_next_run(data
     assert at.left() == {at.name("a"): {b"key": b"2"}, at.name("b"): {b"key": b"2"}}
 
 
+async def test_closing_says_so_if_a_birth_may_not_be_durable(data, monkeypatch, watch):
+    """Its segment failed before, and it has no file: the catalog, which knows of it, is not to be trusted after a power cut."""
+    at = Desk(data, "inline", is_full=True)
+    a, b = at.born("a"), at.born("b")
+    (segment,) = at.segments()
+    watch.fail = lambda what, name: no_space() if (what, name) == ("sync", segment) else None
+    await b.set(b"key", b"1")
+    await unfilable(at, monkeypatch, a)
+    await b.aclose()
+    await at.born("c").aclose()
+    with pytest.raises(StorageError, match="there or not"):
+        await at.journal.aclose()
+    assert at.left() == {at.name("a"): {}, at.name("b"): {b"key": b"1"}, at.name("c"): {}}
+
+
 async def test_a_journal_that_cannot_be_removed_is_said_and_removed_by_the_next_run(data, watch):
     at = Desk(data, "inline", is_full=True)
     driver = at.born("a")

@@ -352,8 +352,9 @@ class Journal:
                         await self.file(young)
 
     async def aclose(self) -> None:
-        """Remove the journal, or make all of it durable if a workflow is still young; nobody uses it any longer. Not interrupted by
-        cancellation.
+        """Remove the journal, or make all of it durable if a workflow is still young; nobody uses it any longer.
+
+        Not interrupted by cancellation.
 
         Raises:
             StorageError: It cannot be removed, which the next `acquire` does, or not be made durable.
@@ -361,6 +362,8 @@ class Journal:
         try:
             if any(segment.unfiled for segment in self._segments):
                 await self.sync(self._written)
+                for _, end in self._failures:
+                    self._check(end)  # what is in a segment that failed may be lost, whatever was synced later
             else:
                 work = partial(remove_segments, [segment.path for segment in self._all_segments()])
                 if self._is_inline:
