@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +25,6 @@ from perdure.storage.errors import (
     BatchRefusedError,
     CommitUnknownError,
     NamespaceNotFoundError,
-    StorageError,
     ValueTooLargeError,
 )
 from perdure.storage.file_store import FileStore
@@ -40,6 +39,8 @@ OWN_PREFIX = b"\x99"
 
 Lineage: TypeAlias = tuple[int, ...]
 """Which life of its id a workflow is, and its batches, by numbers of which there is one in a program."""
+
+After: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +184,25 @@ class Lives:
         self.unsettled: set[str] = set()
         self.refused = 0
 
-    async def live(self, store: FileStore, operations: int, *, is_faulty: bool = False) -> None:
+    async def live(
+        self, store: FileStore, operations: int, *, errors: tuple[type[Exception], ...] = (), after: After | None = None
+    ) -> None:
         """Do so many operations, one after another.
 
         Args:
             store: Where; after another, whose drivers were closed with it.
             operations: How many.
-            is_faulty: Whether they may fail.
+            errors: With what they may fail.
+            after: Called after each.
         """
         self._drivers = {}
         for _ in range(operations):
-            workflow_id = self._draw.choice(IDS)
             try:
-                await self._operate(store, workflow_id)
-            except StorageError:
-                assert is_faulty
+                await self._operate(store, self._draw.choice(IDS))
+            except errors:
                 self.refused += 1
+            if after is not None:
+                await after()
 
     async def close(self) -> None:
         """Close all drivers."""
@@ -212,7 +216,7 @@ class Lives:
         ):
             await self._delete(store, workflow_id)
         elif workflow_id not in self.there:
-            await self._make(store, workflow_id)
+            await self.make(store, workflow_id)
         elif self._is_closed(workflow_id):
             self._drivers[workflow_id] = await store.open_driver(workflow_id)
             await self._look(workflow_id)
@@ -221,7 +225,7 @@ class Lives:
         elif chance < 0.2:
             await self._refuse(workflow_id)
         else:
-            await self._change(store, workflow_id)
+            await self.change(store, workflow_id)
 
     def _is_closed(self, workflow_id: str) -> bool:
         return workflow_id not in self._drivers
@@ -230,14 +234,16 @@ class Lives:
         self._numbers += 1
         return self._numbers
 
-    async def _make(self, store: FileStore, workflow_id: str) -> None:
+    async def make(self, store: FileStore, workflow_id: str) -> None:
+        """Make a workflow."""
         lineage = (self._number(),)
         self._note(Mark(workflow_id, "begun", lineage))
         self._drivers[workflow_id], is_new = await store.create_driver(row(workflow_id))
         assert is_new
         self.there[workflow_id] = lineage
 
-    async def _change(self, store: FileStore, workflow_id: str) -> None:
+    async def change(self, store: FileStore, workflow_id: str) -> None:
+        """Write a batch."""
         driver = self._drivers[workflow_id]
         lineage = (*self.there[workflow_id], self._number())
         self._note(Mark(workflow_id, "begun", lineage))
