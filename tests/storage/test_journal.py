@@ -218,6 +218,19 @@ async def test_records_go_on_in_the_next_segment_and_are_read_in_their_order(
             assert lasts == [b"%d" % each for each in range(12)]
 
 
+async def test_a_sync_takes_in_all_segments_that_were_written_to_in_their_order(data, monkeypatch, watch):
+    """What was acknowledged is nothing without what is before it: a batch without the birth."""
+    shrink(monkeypatch, 2048)
+    async with desk(data) as at:
+        drivers = [at.born(str(number)) for number in range(40)]
+        segments = at.segments()
+        assert len(segments) >= 2
+        assert watch.count("sync") == 0
+        await drivers[0].set(b"key", b"1")
+        assert watch.names("sync") == segments[: watch.count("sync")]
+        assert set(watch.names("sync")) == set(watch.names("write"))
+
+
 async def test_the_next_segment_is_made_before_it_is_needed(data, monkeypatch, watch):
     """By the sync that finds the one in use half full, in its thread, and after what is waited for."""
     shrink(monkeypatch, 2048)
@@ -282,6 +295,8 @@ async def test_segments_are_removed_from_the_oldest_on_once_all_that_were_born_i
         assert watch.names("remove") == watch.names("make")[: watch.count("remove")]
         assert first in watch.names("remove")
         assert last not in watch.names("remove")
+        for name in ("keeper", "later"):
+            assert at.journal.find(at.name(name)) is None
         assert at.left()[at.name("fresh")] == {b"key": b"1"}
         assert {at.name("keeper"), at.name("later")} <= at.left().keys()
 

@@ -103,7 +103,7 @@ async def test_batch_nowait_is_applied_and_durable_when_it_returns(data):
         assert await driver.get(b"key") == b"2"
 
 
-@pytest.mark.parametrize("why", ["large batch", "grown", "batch under way", "failed sync"])
+@pytest.mark.parametrize("why", ["large batch", "grown", "batch under way", "turn taken", "failed sync"])
 async def test_batch_nowait_does_nothing_where_it_would_have_to_wait(data, monkeypatch, watch, why):
     """For a file, or for another batch: whoever asks then uses `batch`."""
     shrink(monkeypatch, 65536)
@@ -120,6 +120,8 @@ async def test_batch_nowait_does_nothing_where_it_would_have_to_wait(data, monke
                 watch.gate = threading.Event()
                 nursery.start_soon(driver.set, b"other", b"")
                 await watch.until_waiting()
+            case "turn taken":  # by whoever copies it, say
+                driver._young.turn.acquire_nowait()
             case _:
                 (segment,) = at.segments()
 
@@ -132,6 +134,8 @@ async def test_batch_nowait_does_nothing_where_it_would_have_to_wait(data, monke
         assert await driver.list(b"") == [(b"key", b"1")]
         if watch.gate is not None:
             watch.let_go()
+        if why == "turn taken":
+            driver._young.turn.release()
         await driver.batch(batch)
         assert await driver.get(b"key") == b"2"
 
@@ -368,6 +372,26 @@ async def test_closed_without_a_file_to_be_had_nothing_is_lost_and_another_drive
         reopened = await at.open("a")
         assert await reopened.list(b"") == [(b"key", b"3")]
         await reopened.aclose()
+
+
+async def test_a_file_whose_name_may_not_be_durable_is_not_written_twice(data, commit_in, monkeypatch):
+    """S41: with its directory's sync failed it is no file yet, and there all the same."""
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with desk(data, commit_in) as at:
+        driver = at.born("a")
+        await driver.set(b"key", b"1")
+        with monkeypatch.context() as patched:
+            patched.setattr(filing_module, "sync_directory", fail)
+            with pytest.raises(StorageError, match="Input/output error"):
+                await driver.move()
+            with pytest.raises(BatchRefusedError, match="Input/output error"):
+                await driver.set(b"key", b"2")
+            assert at.left() == {at.name("a"): {b"key": b"1"}}
+        await driver.set(b"key", b"3")
+        assert at.left() == {at.name("a"): {b"key": b"3"}}
 
 
 async def test_a_batch_once_begun_is_carried_through_whatever_is_cancelled(data, watch):
