@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -160,8 +161,9 @@ async def copy_held(slot: Slot, target: str | os.PathLike[str]) -> bool:
 
 
 async def copy_and_close(driver: HeldDriver, target: str | os.PathLike[str]) -> None:
-    """Copy a file that was opened for just that."""
+    """Copy a file that was opened for just that; how closing it goes is of interest to whoever opens it next."""
     try:
         await driver.backup(target)
     finally:
-        await driver.aclose()
+        with suppress(StorageError):
+            await driver.aclose()

@@ -172,9 +172,9 @@ class DataDirectory:
                 new.replace(self.format)
                 sync_directory(str(self.path))
             for directory in (self.workflows, self.journal):
-                if not directory.exists():
-                    directory.mkdir()
-                    sync_directory(str(self.path))
+                directory.mkdir(exist_ok=True)
+            # Whoever made them may have been killed before this.
+            sync_directory(str(self.path))
         self._check_format()
 
     def has_own(self) -> bool:

@@ -51,6 +51,7 @@ from perdure.storage.recovery import Recovery
 from perdure.storage.reindex import Reindex
 from perdure.storage.sqlite import CommitIn, SqliteDriver
 from perdure.storage.sqlite_connection import ConnectionFactory, Durability, ErrorMapper
+from perdure.storage.sqlite_image import can_fill_images
 from perdure.storage.store import CatalogRow
 from perdure.storage.stored_driver import HeldDriver, Slot, StoredDriver
 from perdure.storage.workflow_files import WorkflowFiles, file_errors, no_workflow
@@ -114,7 +115,7 @@ class FileStore:
             checkpoint_on_close=checkpoint_on_close,
         )
         self._durability: Durability = durability
-        self._has_journal = journal
+        self._has_journal = journal and can_fill_images()
         self._journal: Journal | None = None
         self._lock: ProcessLock | None = None
         self._catalog: CatalogAccess | None = None

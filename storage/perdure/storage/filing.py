@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +21,11 @@ from perdure.storage.errors import StorageError
 from perdure.storage.rounds import Rounds
 from perdure.storage.sqlite_image import filled_image, sync_directory, write_whole
 
-__all__ = ["Filing"]
+__all__ = ["Filing", "NotWrittenError"]
+
+
+class NotWrittenError(StorageError):
+    """A file cannot be written, and is not there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,11 +60,12 @@ class Filing:
         Args:
             path: Where nothing is yet.
             pairs: What the namespace holds, each key once.
-            is_tried: Whether that was tried before, with the same pairs: then the file may be there, and only its name not
-                be durable.
+            is_tried: Whether that was tried before, and nobody has used the file since: it may be there, or come back after a
+                power cut. It is written anew, as a sync that failed says nothing when it is tried again.
 
         Raises:
-            StorageError: It cannot be written, and is not there; or its name could not be made durable.
+            NotWrittenError: It cannot be written, and is not there.
+            StorageError: It is there or not: its name could not be made durable, or that was so with an earlier try.
         """
         file = _File(path, pairs, is_tried)
         self._waiting.append(file)
@@ -91,10 +97,12 @@ class Filing:
     def _do(self, files: Sequence[_File]) -> None:
         for file in files:
             try:
-                if not (file.is_tried and os.path.lexists(file.path)):
-                    write_whole(file.path, filled_image(file.pairs))
+                if file.is_tried:
+                    with suppress(FileNotFoundError):
+                        os.unlink(file.path)
+                write_whole(file.path, filled_image(file.pairs))
             except (OSError, sqlite3.Error, MemoryError) as error:
-                file.error = _cannot_write(file.path, error)
+                file.error = _cannot_write(file.path, error, StorageError if file.is_tried else NotWrittenError)
         try:
             sync_directory(self._directory)
         except OSError as error:
@@ -113,7 +121,7 @@ def _copy(target: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         raise _cannot_write(target, error) from error
 
 
-def _cannot_write(path: str, error: BaseException) -> StorageError:
+def _cannot_write(path: str, error: BaseException, kind: type[StorageError] = StorageError) -> StorageError:
     what = f"cannot write {path}"
     why = error.strerror if isinstance(error, OSError) else error
-    return out_of_descriptors(what, error, path=path) or StorageError(f"{what}: {why}", path=path)
+    return kind(str(out_of_descriptors(what, error, path=path) or f"{what}: {why}"), path=path)

@@ -39,6 +39,7 @@ import trio
 from perdure.storage.crew import crew_of
 from perdure.storage.driver import Batch
 from perdure.storage.errors import StorageError
+from perdure.storage.filing import Filing, NotWrittenError
 from perdure.storage.journal_format import (
     SALT_BYTES,
     batch_record,
@@ -54,9 +55,7 @@ from perdure.storage.sqlite_image import sync_content, sync_directory, write_who
 
 if TYPE_CHECKING:
     from perdure.storage.directory import DataDirectory
-    from perdure.storage.filing import Filing
     from perdure.storage.sqlite import CommitIn
-    from perdure.storage.young_driver import YoungDriver
 
 __all__ = ["SEGMENT_BYTES", "Journal", "JournalError", "Young", "remove_segments", "segment_paths"]
 
@@ -68,6 +67,8 @@ _SEGMENTS_MAX: Final = 8
 _RELIEVED_AT_ONCE: Final = 4
 _SPARE: Final = 16
 """How many times a segment has to be free on the disk: the last of it is for files, and to record that they were written."""
+_FILED_BYTES: Final = 13
+"""Of the record that a workflow was filed. There is room for one for each: a full disk keeps nobody from being deleted."""
 _ALONE_S: Final = 0.002
 _SUFFIX: Final = ".log"
 
@@ -85,9 +86,10 @@ class Young:
         number: What its records call it by.
         birth: The segment that it was born in.
         namespace: What it holds; of no use once it is filed.
-        driver: Who uses it, if anybody does.
         journaled_bytes: How much was written of it.
         is_failed: Whether it may write no more to the journal.
+        is_doubtful: Whether a record of it was written, and is durable or not. Then nobody may read it before it has its file,
+            which decides that.
         is_durable: Whether any of it was synced.
         is_tried: Whether its file was, or is being, written.
         is_filed: Whether it has its file, durably, or is gone for good.
@@ -99,9 +101,9 @@ class Young:
     number: int
     birth: _Segment
     namespace: MemoryDriver = field(default_factory=MemoryDriver)
-    driver: YoungDriver | None = None
     journaled_bytes: int = 0
     is_failed: bool = False
+    is_doubtful: bool = False
     is_durable: bool = False
     is_tried: bool = False
     is_filed: bool = False
@@ -117,7 +119,7 @@ class _Segment:
         end: Where the next record goes.
         written_to: Up to where its records were handed to the system.
         unwritten: Those behind that, each of them once.
-        born: Those that were born in it.
+        born: The names of the files of those that were born in it.
         unfiled: Those of them that have no file yet, by number.
     """
 
@@ -129,7 +131,7 @@ class _Segment:
         self.seed = seed
         self.end = self.written_to = end
         self.unwritten: list[bytes] = []
-        self.born: list[Young] = []
+        self.born: list[str] = []
         self.unfiled: dict[int, Young] = {}
 
     def __del__(self) -> None:
@@ -209,13 +211,16 @@ class Journal:
         self._spare: _Segment | None = None
         self._segments_made = 0
         self._numbers = 0
+        self._unrecorded = 0
         self._by_file: dict[str, Young] = {}
         # Positions count the bytes of all records.
         self._written = 0
         self._synced = 0
         self._failures: list[tuple[int, int]] = []
         self._syncs = Rounds(limiter, self._begin_round, self._end_round)
-        self._round: _Sync | None = None
+        self._round = _Sync(0, [])
+        self._may_remove = True
+        self._chores_over: trio.Event | None = None
 
     # What is young.
 
@@ -230,8 +235,9 @@ class Journal:
         self._numbers += 1
         self._append(born_record(segment.seed, young.number, file))
         self._flush()
-        segment.born.append(young)
+        segment.born.append(file)
         segment.unfiled[young.number] = young
+        self._unrecorded += 1
         self._by_file[file] = young
         return young
 
@@ -249,7 +255,7 @@ class Journal:
         record = batch_record(segment.seed, young.number, batch)
         if len(record) > RECORD_BYTES_MAX:
             return None
-        if segment.end + len(record) > SEGMENT_BYTES:
+        if segment.end + len(record) > self._room():
             segment = self._segment_for(len(record))
             record = batch_record(segment.seed, young.number, batch)
         young.journaled_bytes += len(record)
@@ -291,13 +297,19 @@ class Journal:
         The caller has its turn. From here on nothing more is written of it to the journal, as its file counts once it is there.
 
         Raises:
-            StorageError: The file cannot be written; it is tried again with the next call.
+            NotWrittenError: The file cannot be written, and is not there; all is as before.
+            StorageError: It is there or not; nothing more is written of it to the journal until the next call succeeds.
         """
         if young.is_filed:
             return
-        is_tried, young.is_tried, young.is_failed = young.is_tried, True, True
+        is_tried, is_failed = young.is_tried, young.is_failed
+        young.is_tried = young.is_failed = True
         pairs = await young.namespace.list(b"")
-        await self._filing.write(self.path(young), pairs, is_tried=is_tried)
+        try:
+            await self._filing.write(self.path(young), pairs, is_tried=is_tried)
+        except NotWrittenError:
+            young.is_tried, young.is_failed = is_tried, is_failed
+            raise
         self.note_filed(young)
 
     async def copy(self, young: Young, target: str) -> None:
@@ -314,6 +326,18 @@ class Journal:
         young.birth.unfiled.pop(young.number, None)
         with suppress(OSError):  # `settle` tries again
             self._record_filed(young)
+
+    async def discard(self, young: Young) -> None:
+        """Record that a workflow that has no file is gone for good; durable on return. Not interrupted by cancellation.
+
+        Raises:
+            StorageError: It cannot be recorded, or it is not known whether that is durable.
+        """
+        young.is_failed = True
+        await self.settle(young)
+        young.is_filed = True
+        young.namespace = MemoryDriver()
+        young.birth.unfiled.pop(young.number, None)
 
     async def settle(self, young: Young) -> None:
         """Return once it is durable that a workflow was filed. Not interrupted by cancellation.
@@ -338,38 +362,38 @@ class Journal:
         return len(self._segments) > _SEGMENTS_MAX
 
     async def relieve(self) -> None:
-        """Give their files to some of those that keep the oldest segment, if there are too many segments."""
+        """Write the files of some of those that keep the oldest segment, if there are too many segments."""
         if not self.is_long:
             return
         for young in list(self._segments[0].unfiled.values())[:_RELIEVED_AT_ONCE]:
             if not self.is_long:
                 return  # it was closed meanwhile, say
             with suppress(StorageError), trio.CancelScope(shield=True):  # its own user will meet the error
-                if young.driver is not None:
-                    await young.driver.move()
-                else:
-                    async with young.turn:
-                        await self.file(young)
+                async with young.turn:
+                    await self.file(young)
 
     async def aclose(self) -> None:
-        """Remove the journal, or make all of it durable if a workflow is still young; nobody uses it any longer.
-
-        Not interrupted by cancellation.
+        """Write the files of those that are still young, and remove the journal; nobody uses it any longer. What cannot have its
+        file is durable in the journal. Not interrupted by cancellation.
 
         Raises:
-            StorageError: It cannot be removed, which the next `acquire` does, or not be made durable.
+            StorageError: A file cannot be written, or the journal not be removed, which the next `acquire` does; or it cannot
+                be made durable.
         """
+        if self._chores_over is not None:
+            await self._chores_over.wait()
+        problem: StorageError | None = None
+        for young in [young for segment in self._segments for young in segment.unfiled.values()]:
+            try:
+                async with young.turn:
+                    await self.file(young)
+            except StorageError as error:
+                problem = error
         try:
-            if any(segment.unfiled for segment in self._segments):
+            if problem is not None:
                 await self.sync(self._written)
-                for _, end in self._failures:
-                    self._check(end)  # what is in a segment that failed may be lost, whatever was synced later
-            else:
-                work = partial(remove_segments, [segment.path for segment in self._all_segments()])
-                if self._is_inline:
-                    work()
-                else:
-                    await crew_of(self._limiter).run(work)
+                raise problem
+            await self._run(partial(remove_segments, [segment.path for segment in self._all_segments()]))
         except OSError as error:
             raise StorageError(
                 f"cannot remove {error.filename or self._directory}: {error.strerror}", path=str(self._directory)
@@ -379,15 +403,29 @@ class Journal:
                 segment.close()
             self._segments.clear()
 
+    async def _run(self, work: Callable[[], None]) -> None:
+        if self._is_inline:
+            work()
+        else:
+            await crew_of(self._limiter).run(work)
+
     def _all_segments(self) -> list[_Segment]:
         return [*self._segments, *([] if self._spare is None else [self._spare])]
 
     # Records.
 
     def _record_filed(self, young: Young) -> int:
-        segment = self._segment_for(64, spare=1)  # else on a disk that is nearly full nobody could go on in a file
+        """Record that it was filed; on a disk that is nearly full, too, as else nobody could go on in a file."""
+        segment = self._open
+        if segment is None or segment.end + _FILED_BYTES > SEGMENT_BYTES:
+            segment = self._next_segment(1)
         young.filed_at = self._append(filed_record(segment.seed, young.number))
+        self._unrecorded -= 1
         return young.filed_at
+
+    def _room(self) -> int:
+        """Where records end that leave room for those of who was filed."""
+        return SEGMENT_BYTES - min(_FILED_BYTES * self._unrecorded, SEGMENT_BYTES // 4)
 
     def _append(self, record: bytes) -> int:
         segment = self._open
@@ -414,21 +452,23 @@ class Journal:
             self._fail()
             raise
 
-    def _segment_for(self, size: int, *, spare: int = _SPARE) -> _Segment:
+    def _segment_for(self, size: int) -> _Segment:
         """The segment that takes the next record.
 
         Raises:
             OSError: It cannot be made, or what is in the one before cannot be made durable.
         """
         segment = self._open
-        if segment is None or segment.end + size > SEGMENT_BYTES:
-            following = self._spare = self._spare or _make_segment(self._next_path(), spare)
-            if segment is not None and not self._is_full:
-                self._seal(segment)
-            self._open, self._spare = following, None
-            self._segments.append(following)
-            segment = following
-        return segment
+        return segment if segment is not None and segment.end + size <= self._room() else self._next_segment(_SPARE)
+
+    def _next_segment(self, spare: int) -> _Segment:
+        segment = self._open
+        following = self._spare = self._spare or _make_segment(self._next_path(), spare)
+        if segment is not None and not self._is_full:
+            self._seal(segment)
+        self._open, self._spare = following, None
+        self._segments.append(following)
+        return following
 
     @trio.lowlevel.enable_ki_protection
     def _seal(self, segment: _Segment) -> None:
@@ -489,18 +529,13 @@ class Journal:
         return self._round.do
 
     def _end_round(self, error: BaseException | None) -> None:
-        assert self._round is not None
         if error is None:
             self._end_sync(self._round)
         else:
             self._fail()  # those who wait for it are told
 
     def _begin_sync(self) -> _Sync:
-        spare_path = None
-        if self._wants_spare():
-            spare_path = self._next_path()
-        parts = [segment.part() for segment in self._dirty]
-        sync = _Sync(self._written, parts, self._removable(), spare_path)
+        sync = _Sync(self._written, [segment.part() for segment in self._dirty])
         self._dirty = []
         return sync
 
@@ -509,18 +544,41 @@ class Journal:
         self._synced = sync.target
         for part in sync.parts:
             part.note_written()
-            if part.segment is not self._open and part.segment not in self._dirty:
-                part.segment.close()
-        for _ in range(sync.removed):
-            for young in self._segments.popleft().born:
-                del self._by_file[young.file]
-        if sync.spare is not None:
-            if self._segments and sync.spare.path < self._segments[-1].path:
+        for segment in self._segments:
+            if segment is not self._open and segment not in self._dirty:
+                segment.close()
+        self._begin_chores()
+
+    def _begin_chores(self) -> None:
+        """Have done what else blocks, if there is anything and nobody is at it: nobody waits for that."""
+        removable, wants_spare = self._removable(), self._wants_spare()
+        if self._chores_over is not None or not (removable or wants_spare):
+            return
+        chores = _Chores([segment.path for segment in removable], self._next_path() if wants_spare else None)
+        self._chores_over = trio.Event()
+        if self._is_inline:
+            chores.do()
+            self._end_chores(chores, None)
+        else:
+            crew_of(self._limiter).start(chores.do, partial(self._end_chores, chores))
+
+    def _end_chores(self, chores: _Chores, error: BaseException | None) -> None:
+        for _ in range(chores.removed):
+            segment = self._segments.popleft()
+            segment.close()
+            for file in segment.born:
+                del self._by_file[file]
+        self._may_remove = self._may_remove and not chores.is_stuck
+        if chores.spare is not None:
+            if self._segments and chores.spare.path < self._segments[-1].path:
                 # Another was needed and made meanwhile; they are read in the order of their names.
                 with suppress(OSError):
-                    sync.spare.path.unlink()
+                    chores.spare.path.unlink()
             else:
-                self._spare = sync.spare
+                self._spare = chores.spare
+        if self._chores_over is not None:
+            self._chores_over.set()
+            self._chores_over = None
 
     def _fail(self) -> None:
         """Trust nothing that is not durable yet, and use this segment no more."""
@@ -531,19 +589,20 @@ class Journal:
             young.is_failed = True
             if young.filed_at is not None and young.filed_at > self._synced:
                 young.filed_at = None
+                self._unrecorded += 1
 
     def _is_quick(self) -> bool:
-        return not self._wants_spare() and not self._removable() and self._pace.runs_in_place(self._is_anyone_waiting)
+        return self._pace.runs_in_place(self._is_anyone_waiting)
 
     def _wants_spare(self) -> bool:
         segment = self._open
-        return segment is not None and self._spare is None and segment.end > SEGMENT_BYTES // 2
+        return segment is not None and self._spare is None and segment.end > self._room() // 2
 
     def _removable(self) -> list[_Segment]:
         """The oldest segments that nobody needs any more."""
         found: list[_Segment] = []
         for segment in self._segments:
-            if segment is self._open or segment.unfiled:
+            if segment is self._open or segment.unfiled or not self._may_remove:
                 break
             found.append(segment)
         return found
@@ -553,46 +612,64 @@ class Journal:
 
 
 class _Sync:
-    """A sync, and the chores that go with it, as they block too.
+    """A sync.
 
     Args:
         target: The position that it makes durable.
         parts: What to write, and then to sync.
-        removable: Those to remove, the oldest first.
-        spare_path: Where to make one that will be needed soon, if anywhere.
 
     Attributes:
-        elapsed_s: How long the sync alone took.
-        removed: How many were removed.
-        spare: The one that was made.
+        elapsed_s: How long it took.
     """
 
-    def __init__(self, target: int, parts: list[_Part], removable: list[_Segment], spare_path: Path | None) -> None:
+    def __init__(self, target: int, parts: list[_Part]) -> None:
         self.target = target
         self.parts = parts
         self.elapsed_s = 0.0
-        self.removed = 0
-        self.spare: _Segment | None = None
-        self._removable = removable
-        self._spare_path = spare_path
 
     def do(self) -> None:
         """Do it. Blocks.
 
         Raises:
-            OSError: It cannot be written, or the sync failed; no chore was done.
+            OSError: It cannot be written, or the sync failed.
         """
         started = perf_counter()
         for part in self.parts:
             part.segment.write(part)
             sync_content(part.segment.descriptor)
         self.elapsed_s = perf_counter() - started
-        with suppress(OSError):  # it is tried again with the next sync
-            for segment in self._removable:
-                remove_segments([segment.path])
+
+
+class _Chores:
+    """What is to be done now and then.
+
+    Args:
+        removable: Segments to remove, the oldest first.
+        spare_path: Where to make one that will be needed soon, if anywhere.
+
+    Attributes:
+        removed: How many were removed.
+        is_stuck: Whether it is not known if the removal of one is durable: then no later one may be removed.
+        spare: The one that was made.
+    """
+
+    def __init__(self, removable: list[Path], spare_path: Path | None) -> None:
+        self.removed = 0
+        self.is_stuck = False
+        self.spare: _Segment | None = None
+        self._removable = removable
+        self._spare_path = spare_path
+
+    def do(self) -> None:
+        """Do it. Blocks; raises nothing."""
+        try:
+            for path in self._removable:
+                remove_segments([path])
                 self.removed += 1
+        except OSError:
+            self.is_stuck = True
         if self._spare_path is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # it is made when it is needed
                 self.spare = _make_segment(self._spare_path, _SPARE)
 
 
@@ -617,8 +694,13 @@ def _make_segment(path: Path, spare: int) -> _Segment:
     salt = os.urandom(SALT_BYTES)
     header = segment_header(salt)
     write_whole(str(path), header.ljust(SEGMENT_BYTES, b"\0"))
-    sync_directory(str(path.parent))
-    return _Segment(path, os.open(path, os.O_WRONLY | os.O_CLOEXEC), seed_of(salt), len(header))
+    try:
+        sync_directory(str(path.parent))
+        return _Segment(path, os.open(path, os.O_WRONLY | os.O_CLOEXEC), seed_of(salt), len(header))
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 def remove_segments(paths: Iterable[Path]) -> None:

@@ -10,7 +10,8 @@
 
 1. All integers are little-endian. An alarm is the put or the deletion of its key, so that replay knows no alarms.
 2. Reading ends at the first record that is not whole: a length of zero, one that reaches past the end, or a CRC that does not
-   fit. What lies behind it was never acknowledged, as a record is written before the next, and synced before anybody is told.
+   fit. What lies behind it was not acknowledged as durable, as records are written in their order, and synced before anybody is
+   told; unless the disk has changed what it was given, which cannot be told from a power cut.
 3. The salt keeps what lay on the disk before from being taken for a record.
 
 Rejected: BARE, as for entries. Lengths of a fixed size are packed for a whole batch in one call, and one is written with each
@@ -40,6 +41,7 @@ __all__ = [
     "batch_record",
     "born_record",
     "filed_record",
+    "is_torn",
     "read_segment",
     "seed_of",
     "segment_header",
@@ -156,7 +158,18 @@ def read_segment(data: bytes, path: str) -> Iterator[Record]:
         )
     if version > _VERSION:
         raise _newer(path, version)
-    seed = seed_of(salt)
+    for content, _ in _contents(data, seed_of(salt)):
+        yield _record(content, path)
+
+
+def is_torn(data: bytes) -> bool:
+    """Whether anything lies behind the last whole record of a segment: what a power cut left of others, or damage."""
+    ends = [end for _, end in _contents(data, seed_of(_HEADER.unpack_from(data)[2]))]
+    return bool(data[ends[-1] if ends else HEADER_BYTES :].strip(b"\0"))
+
+
+def _contents(data: bytes, seed: int) -> Iterator[tuple[bytes, int]]:
+    """The contents of the whole records, and where each ends."""
     at = HEADER_BYTES
     while at + _FRAME.size <= len(data):
         length, check = _FRAME.unpack_from(data, at)
@@ -164,8 +177,8 @@ def read_segment(data: bytes, path: str) -> Iterator[Record]:
         content = data[at : at + length]
         if length < _HEAD.size or len(content) < length or crc32(content, seed) != check:
             return
-        yield _record(content, path)
         at += length
+        yield content, at
 
 
 def _framed(seed: int, content: bytes) -> bytes:

@@ -2,24 +2,29 @@
 
 1. Before anything else is looked at: afterwards every workflow has its file, or never had a batch that was acknowledged.
 2. A file that is there is left alone. Nobody has written to it since it was made, as its record came first (`Journal.settle`).
-3. The journal is removed once all files are durable. Killed in between, the next replay finds some files there, and goes on.
+3. A segment of which something cannot be read is kept beside (`.torn`), as evidence: a power cut leaves that, and a failing disk.
+4. The journal is removed once all files are durable. Killed in between, the next replay finds some files there, and goes on.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import time
 from pathlib import Path
 
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import StorageError
 from perdure.storage.journal import remove_segments, segment_paths
-from perdure.storage.journal_format import Born, Changed, Filed, read_segment
+from perdure.storage.journal_format import Born, Changed, Filed, is_torn, read_segment
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.naming import parse_file_name
-from perdure.storage.sqlite_image import filled_image, sync_directory, write_whole
+from perdure.storage.sqlite_image import can_fill_images, filled_image, sync_directory, write_whole
 
 __all__ = ["replay_journal"]
+
+_logger = logging.getLogger("perdure.storage")
 
 
 def replay_journal(directory: DataDirectory) -> int:
@@ -42,6 +47,12 @@ def replay_journal(directory: DataDirectory) -> int:
     paths = segment_paths(directory.journal)
     if not paths:
         return 0
+    if not can_fill_images():
+        raise StorageError(
+            f"{directory.journal} holds workflows that were new, and Python's sqlite3 cannot write their files as its build has "
+            "no Connection.deserialize; open the directory with another",
+            path=str(directory.journal),
+        )
     made = 0
     for file, namespace in _read(paths):
         path = directory.workflows / file
@@ -53,6 +64,13 @@ def replay_journal(directory: DataDirectory) -> int:
                 raise StorageError(f"cannot make {path}: {error}", path=str(path)) from error
             made += 1
     sync_directory(str(directory.workflows))
+    for path in paths:
+        if is_torn(path.read_bytes()):
+            torn = path.with_name(f"{path.name}.{time.time_ns() // 1_000_000}.torn")
+            _logger.warning(
+                "%s ends in what cannot be read, as after a power cut or damage; it is kept as %s", path, torn.name
+            )
+            path.rename(torn)
     remove_segments(paths)
     return made
 

@@ -11,6 +11,7 @@ Rejected: that one of those who wait leads a round, as its turn to begin the nex
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import trio
 
@@ -38,7 +39,7 @@ class Rounds:
         self._begin = begin
         self._end = end
         self._is_busy = False
-        self._waiting: list[tuple[trio.lowlevel.Task, Callable[[], bool]]] = []
+        self._waiting: list[_Waiting] = []
 
     @property
     def is_busy(self) -> bool:
@@ -53,29 +54,49 @@ class Rounds:
             is_done: Whether it is. What it raises ends the waiting, too.
 
         Raises:
-            Exception: What `is_done` raises.
+            Exception: What `is_done` raises; or what kept the round from beginning.
         """
         while not is_done():
-            self._waiting.append((trio.lowlevel.current_task(), is_done))
+            mine = _Waiting(trio.lowlevel.current_task(), is_done)
+            self._waiting.append(mine)
             if not self._is_busy:
-                self._start()
+                try:
+                    self._start()
+                except BaseException:
+                    self._waiting.remove(mine)
+                    raise
             await trio.lowlevel.wait_task_rescheduled(_no_abort)
+            if mine.error is not None:
+                raise mine.error
 
     def _start(self) -> None:
-        self._is_busy = True
         crew_of(self._limiter).start(self._begin(), self._over)
+        self._is_busy = True
 
     def _over(self, error: BaseException | None) -> None:
         self._is_busy = False
         self._end(error)
         waiting, self._waiting = self._waiting, []
-        for task, is_done in waiting:
-            if _is_over(is_done):
-                trio.lowlevel.reschedule(task)
+        for each in waiting:
+            if _is_over(each.is_done):
+                trio.lowlevel.reschedule(each.task)
             else:
-                self._waiting.append((task, is_done))
+                self._waiting.append(each)
         if self._waiting:
-            self._start()
+            try:
+                self._start()
+            except Exception as error:  # there is no memory, say
+                waiting, self._waiting = self._waiting, []
+                for each in waiting:
+                    each.error = error
+                    trio.lowlevel.reschedule(each.task)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    task: trio.lowlevel.Task
+    is_done: Callable[[], bool]
+    error: Exception | None = None
 
 
 def _is_over(is_done: Callable[[], bool]) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "APPLICATION_ID",
     "FILE_FORMAT",
     "NEW_LOG_BYTES",
+    "can_fill_images",
     "copy_file",
     "create_file",
     "filled_image",
@@ -120,6 +121,11 @@ def create_file(path: str, real_path: str, *, has_log: bool = False) -> bool:
 def _is_unused(log: str) -> bool:
     with open(log, "rb") as file:
         return not any(file.read(32))
+
+
+def can_fill_images() -> bool:
+    """Whether this build of Python's `sqlite3` has what `filled_image` needs, which is optional."""
+    return hasattr(sqlite3.Connection, "deserialize")
 
 
 def filled_image(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:

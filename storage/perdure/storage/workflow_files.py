@@ -29,7 +29,7 @@ from perdure.storage.catalog_schema import STORAGE_PROBLEM
 from perdure.storage.descriptors import OutOfDescriptorsError, out_of_descriptors
 from perdure.storage.directory import DataDirectory
 from perdure.storage.errors import CorruptStoreError, DecodeError, NamespaceNotFoundError, StorageError
-from perdure.storage.journal import Journal, Young
+from perdure.storage.journal import Journal, JournalError, Young
 from perdure.storage.naming import FileName, WorkflowIdError, file_name, is_unknown_id, name_stem, parse_file_name
 from perdure.storage.rebuild import read_row
 from perdure.storage.recovery import settle
@@ -154,8 +154,7 @@ class WorkflowFiles:
                 f"the workflow id {workflow_id!r} is reserved for files of unknown workflows; use another",
                 workflow_id=workflow_id,
             )
-        name = file_name(workflow_id, session=self._session, count=self._made)
-        self._made += 1
+        name = self._new_name(workflow_id)
         if row is not None and (born := self._bear(name)) is not None:
             try:
                 with trio.CancelScope(shield=True):
@@ -168,6 +167,8 @@ class WorkflowFiles:
                         await born.aclose()
                 raise
             return born
+        # Not the name of a birth that failed, which may be in the journal all the same.
+        name = self._new_name(workflow_id)
         try:
             driver = await self._open_driver(os.path.join(self._directory.workflows, name), create=True)
         except OutOfDescriptorsError:
@@ -186,6 +187,11 @@ class WorkflowFiles:
             raise
         return driver
 
+    def _new_name(self, workflow_id: str) -> str:
+        name = file_name(workflow_id, session=self._session, count=self._made)
+        self._made += 1
+        return name
+
     def _bear(self, name: str) -> YoungDriver | None:
         """The driver of a workflow that is born in the journal, where there is one that can be written."""
         if self._journal is None:
@@ -201,11 +207,15 @@ class WorkflowFiles:
         Of one that is not, the file may be used on return.
 
         Raises:
-            StorageError: The file may not be used yet, as that could be undone by a power cut.
+            StorageError: The file may not be used yet, as that could be undone by a power cut; or it is not there, and it is not
+                known what the journal has.
         """
         young = None if self._journal is None else self._journal.find(name)
         if self._journal is None or young is None:
             return None
+        if young.is_doubtful:
+            async with young.turn:
+                await self._journal.file(young)
         if not young.is_filed:
             return self._young_driver(self._journal, young)
         await self._journal.settle(young)
@@ -236,10 +246,18 @@ class WorkflowFiles:
         Raises:
             StorageError: It cannot be removed, and stays; or it is removed and its rest is not, yet.
         """
-        if (young := await self._young(record.file)) is not None:
-            await young.aclose()
-            await self._young(record.file)
+        young = None if self._journal is None else self._journal.find(record.file)
+        if self._journal is not None and young is not None and young.is_filed:
+            await self._journal.settle(young)
         await self._access.write(Catalog.begin_delete, record)
+        if self._journal is not None and young is not None and not young.is_filed:
+            try:
+                await self._journal.discard(young)
+            except JournalError:
+                raise  # it may be gone
+            except StorageError:
+                await self._access.write(Catalog.cancel_delete, record.workflow_id)
+                raise
         with file_errors(self._directory.path):
             try:
                 await self._blocking.run(self._directory.remove, record.file, set_aside=record.set_aside)

@@ -5,7 +5,9 @@
    for that, when the journal cannot be written, and when it keeps an old segment. From then on this driver passes all on to
    the file's. A driver that is closed while its workflow is young writes the file, too.
 3. The file is used only once it is durable that it was written (`Journal.settle`): see there what else would come back.
-4. If the file cannot be written, nothing is lost: the workflow stays young, writes nothing, and the next batch tries again.
+4. If the file cannot be written, nothing is lost: the workflow stays young, and the next batch, or the next driver, tries again.
+   A batch whose record may be durable or not goes into the file, which decides that; without a file, it is of unknown outcome,
+   the driver is closed, and nobody reads before the file is there.
 5. One operation at a time, as with `SqliteDriver`.
 """
 
@@ -19,7 +21,7 @@ from typing import Final
 import trio
 
 from perdure.storage.driver import VALUE_BYTES_MAX, Batch, SingleWrites
-from perdure.storage.errors import BatchRefusedError, DriverClosedError, StorageError
+from perdure.storage.errors import BatchRefusedError, CommitUnknownError, DriverClosedError, StorageError
 from perdure.storage.journal import Journal, JournalError, Young
 from perdure.storage.layout import ALARM_KEY, decode_u64
 from perdure.storage.limits import check_batch
@@ -29,8 +31,8 @@ from perdure.storage.stored_driver import StoredDriver
 __all__ = ["YoungDriver"]
 
 JOURNALED_BYTES_MAX: Final = 65536
-"""What a young workflow may have written, so what its namespace can hold: it is written to a file in one go, and thousands may
-be young at once."""
+"""What a young workflow may have written before its last record, which bounds its namespace: it is written to a file in one go,
+and thousands may be young at once."""
 
 
 class YoungDriver(SingleWrites):
@@ -65,7 +67,6 @@ class YoungDriver(SingleWrites):
         self._is_closed = False
         self._closings = 0
         self._pid = os.getpid()
-        young.driver = self
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "young" if self._file is None else "open"
@@ -129,7 +130,9 @@ class YoungDriver(SingleWrites):
             ValueTooLargeError: A value is over the limit; nothing was written.
             BatchRefusedError: Nothing was written: the disk is full, the workflow's file cannot be made, or as
                 `SqliteDriver.batch` says.
-            CommitUnknownError, CorruptStoreError: Of its file; see `SqliteDriver.batch`.
+            CommitUnknownError: It may have been written or not, as the journal failed and then the file; or as
+                `SqliteDriver.batch` says. The driver is closed; open another.
+            CorruptStoreError: Of its file; see `SqliteDriver.batch`.
             DriverClosedError: The driver was closed before.
         """
         if self._file is None:
@@ -220,10 +223,14 @@ class YoungDriver(SingleWrites):
             return False
         try:
             position = self._journal.write(self._young, batch)
-            if position is None:
-                return False
+        except OSError:
+            return False
+        if position is None:
+            return False
+        try:
             await self._journal.make_durable(self._young, position)
         except (OSError, JournalError):
+            self._young.is_doubtful = True
             return False
         self._apply(batch)
         return True
@@ -232,10 +239,14 @@ class YoungDriver(SingleWrites):
     def _journal_here(self, batch: Batch) -> bool:
         try:
             position = self._journal.write(self._young, batch)
-            if position is None:
-                return False
+        except OSError:
+            return False
+        if position is None:
+            return False
+        try:
             self._journal.make_durable_nowait(self._young, position)
         except (OSError, JournalError):
+            self._young.is_doubtful = True
             return False
         self._apply(batch)
         return True
@@ -250,11 +261,19 @@ class YoungDriver(SingleWrites):
 
         Raises:
             BatchRefusedError: It cannot be had.
+            CommitUnknownError: Nor is it known what the journal has.
         """
         if self._file is None:
             try:
                 await self.move()
             except StorageError as error:
+                if self._young.is_doubtful:
+                    self._is_closed = True
+                    raise CommitUnknownError(
+                        f"what was written to the journal of {self._path} may be there or not, and its file cannot be had "
+                        f"({error}); open it again and read",
+                        path=self._path,
+                    ) from error
                 raise BatchRefusedError(f"nothing was written to {self._path}: {error}", path=self._path) from error
         self._check_open()
         assert self._file is not None
@@ -273,9 +292,7 @@ class YoungDriver(SingleWrites):
         self._forget()
 
     def _forget(self) -> None:
-        """Be no more the one who uses what is in memory, which is in the file by now, or stays for the next."""
-        if self._young.driver is self:
-            self._young.driver = None
+        """Have what is in memory no longer, unless that is not in the file yet."""
         if self._young.is_filed:
             self._young.namespace = MemoryDriver()
 
