@@ -9,8 +9,8 @@
 
 1. A directory without `format` is taken only when nothing but our own beginnings is in it, so that a wrong path never
    mixes our files with somebody else's. A newer format is refused before anything is touched.
-2. The main file's entry in `workflows/` is the one durable fact on which file of a workflow is current. It is made with
-   the file complete and synced, and removed before anything else of that file is.
+2. The main file's entry in `workflows/` is the one durable fact on which file of a workflow is current, once it has one. It is
+   made with the file complete and synced, and removed before anything else of that file is.
 3. Network file systems are refused: their locks and their fsync cannot be relied on. This is known on Linux only;
    elsewhere the type of a file system cannot be had without guessing, and nothing is refused.
 

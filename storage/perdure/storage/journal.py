@@ -5,17 +5,17 @@ that it was born, and each of its batches. It gets its file when its driver is c
 (`young_driver.py`); that the file has it all is recorded too, and from then on only the file counts. So a short workflow
 costs its share of a few syncs, and one file that is written once.
 
-1. Records are written in their order, so that what a killed process leaves is a prefix: a birth at once, as the catalog is told
-   of it next, and what comes after it by whoever syncs. A sync makes all durable that was recorded when it began; those who
-   come meanwhile share the next (`rounds.py`). At normal a segment is durable before the next is begun: else a power cut could
-   leave a workflow's later batches without those between.
+1. Records are written in their order, so that what a killed process leaves of a segment is a prefix: a birth at once, as the
+   catalog is told of it next, and what comes after it by whoever syncs. A sync makes all durable that was recorded when it began;
+   those who come meanwhile share the next (`rounds.py`). At normal a segment is durable before the next is begun: else a power
+   cut could leave a workflow's later batches without those between.
 2. **While a workflow's birth is in the journal and no record says that it was filed, its file is as the journal says, or not
    there.** So `settle` comes before anybody else may write to the file, or remove it: a birth that came back after a power cut
    would bring back an old state, or a workflow that was deleted.
 3. Segments are removed from the oldest on, each once all that were born in it are filed, and the removal of one is durable
-   before the next is removed. So a birth is never there without the record that follows it.
-4. A sync that failed says nothing of what reached the disk, and is not tried again: the segment is left as it is and no young
-   workflow writes to the journal any more; each gets its file first. The next ones are born in a new segment.
+   before the next is removed. So a birth is never there without a durable record of its filing, if there was one.
+4. A sync that failed says nothing of what reached the disk, and is not tried again: the segment is left as it is, and who is
+   young then writes no more to the journal, but gets its file with its next batch. The next ones are born in a new segment.
 
 Rejected: a sync for each workflow's own log (measured, 100 workflows of five steps at a time: 300 workflows/s, and 780 so).
 Kernel AIO, which syncs many files from one thread, gave no more than threads did: it is the syncs themselves that cost.
@@ -221,6 +221,7 @@ class Journal:
         self._round = _Sync(0, [])
         self._may_remove = True
         self._chores_over: trio.Event | None = None
+        self._is_closing = False
 
     # What is young.
 
@@ -380,6 +381,7 @@ class Journal:
             StorageError: A file cannot be written, or the journal not be removed, which the next `acquire` does; or it cannot
                 be made durable.
         """
+        self._is_closing = True
         if self._chores_over is not None:
             await self._chores_over.wait()
         problem: StorageError | None = None
@@ -552,7 +554,7 @@ class Journal:
     def _begin_chores(self) -> None:
         """Have done what else blocks, if there is anything and nobody is at it: nobody waits for that."""
         removable, wants_spare = self._removable(), self._wants_spare()
-        if self._chores_over is not None or not (removable or wants_spare):
+        if self._is_closing or self._chores_over is not None or not (removable or wants_spare):
             return
         chores = _Chores([segment.path for segment in removable], self._next_path() if wants_spare else None)
         self._chores_over = trio.Event()
