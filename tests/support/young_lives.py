@@ -256,9 +256,9 @@ class Lives:
             del self._drivers[workflow_id]
             await driver.aclose()
             self._drivers[workflow_id] = await store.open_driver(workflow_id)
-            settled = await read(self._drivers[workflow_id], workflow_id)
-            assert settled in (lineage, self.there[workflow_id])
-            self.there[workflow_id] = settled
+            if await read(self._drivers[workflow_id], workflow_id) == lineage:
+                self.there[workflow_id] = lineage
+            await self._look(workflow_id)
             return
         self.there[workflow_id] = lineage
         # The first batch in the journal is durable at either durability.

@@ -66,13 +66,18 @@ def replay_journal(directory: DataDirectory) -> int:
     sync_directory(str(directory.workflows))
     for path in paths:
         if is_torn(path.read_bytes()):
-            torn = path.with_name(f"{path.name}.{time.time_ns() // 1_000_000}.torn")
-            _logger.warning(
-                "%s ends in what cannot be read, as after a power cut or damage; it is kept as %s", path, torn.name
-            )
-            path.rename(torn)
-    remove_segments(paths)
+            _put_aside(path)
+        else:
+            remove_segments([path])
     return made
+
+
+def _put_aside(path: Path) -> None:
+    """Keep a segment where it is not read any more; durable on return, as the next must not go before it."""
+    torn = path.with_name(f"{path.name}.{time.time_ns() // 1_000_000}.torn")
+    _logger.warning("%s ends in what cannot be read, as after a power cut or damage; it is kept as %s", path, torn.name)
+    path.rename(torn)
+    sync_directory(str(path.parent))
 
 
 def _read(paths: list[Path]) -> list[tuple[str, MemoryDriver]]:
