@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from file_stores import opened, spawn
 from harness import scheduled
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,12 +209,7 @@ async def test_the_file_is_used_only_once_it_is_durable_that_it_was_written(data
     async with desk(data) as at:
         driver = at.born("a")
         await driver.set(b"key", b"1")
-
-        def fail(what: str, name: str) -> None:
-            if what == "sync":
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        watch.fail = fail
+        watch.fail = fail_all_syncs
         for _ in range(2):
             with pytest.raises(BatchRefusedError, match="nothing was written"):
                 await driver.set(b"key", b"2")
@@ -372,6 +369,36 @@ async def test_closed_without_a_file_to_be_had_nothing_is_lost_and_another_drive
         reopened = await at.open("a")
         assert await reopened.list(b"") == [(b"key", b"3")]
         await reopened.aclose()
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+async def test_one_whose_file_cannot_be_written_can_be_deleted_all_the_same(data, full_disk, watch, is_settled):
+    """S41: which needs no space; cut short, it is finished by the next call, or the next process."""
+    async with opened(data, commit_in="inline") as store:
+        await spawn(store, "order-0")
+        full_disk.is_full = True
+        with pytest.raises(StorageError, match="No space"):
+            await spawn(store, "order-1")
+        if not is_settled:
+            watch.fail = fail_all_syncs
+            with pytest.raises(StorageError, match="there or not"):
+                await store.delete("order-1")
+            watch.fail = None
+            killed = shutil.copytree(data, data.with_name("killed"))
+        await store.delete("order-1")
+        assert [each.workflow_id for each in await store.list_rows()] == ["order-0"]
+        left = shutil.copytree(data, data.with_name("left"))
+        full_disk.is_full = False
+    for each in [left] if is_settled else [left, killed]:
+        for boot_id in ("boot-1", "boot-2"):
+            async with opened(each, boot_id) as store:
+                assert [each.workflow_id for each in await store.list_rows()] == ["order-0"]
+                assert len(list((each / "workflows").iterdir())) == 1
+
+
+def fail_all_syncs(what: str, name: str) -> None:
+    if what == "sync":
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 async def test_a_file_whose_name_may_not_be_durable_is_not_written_twice(data, commit_in, monkeypatch):
