@@ -187,6 +187,12 @@ async def test_with_commits_in_threads_no_sync_is_made_in_place(data):
         assert at.left() == {at.name("a"): {}}
 
 
+async def chores_done(at: Desk) -> None:
+    """Wait until segments that are to be made or removed are."""
+    while at.journal._chores_over is not None:
+        await at.journal._chores_over.wait()
+
+
 # --- segments --------------------------------------------------------------------------------------------------------
 
 
@@ -205,10 +211,9 @@ async def test_records_go_on_in_the_next_segment_and_are_read_in_their_order(
         async with trio.open_nursery() as nursery:
             for name in ("a", "b", "c"):
                 nursery.start_soon(write, name)
-        made = watch.names("make")
-        assert len(made) >= 3
-        assert made == sorted(made)
-        assert at.segments() == made
+        await chores_done(at)
+        assert len(at.segments()) >= 3
+        assert set(at.segments()) <= set(watch.names("make"))
         expected = {b"%d" % number: bytes(100) for number in range(12)} | {b"last": b"11"}
         assert at.left() == {at.name(name): expected for name in ("a", "b", "c")}
         for number in range(3):
@@ -232,13 +237,13 @@ async def test_a_sync_takes_in_all_segments_that_were_written_to_in_their_order(
 
 
 async def test_the_next_segment_is_made_before_it_is_needed(data, monkeypatch, watch):
-    """By the sync that finds the one in use half full, in its thread, and after what is waited for."""
+    """Once the one in use is half full, in a thread, while nobody waits for it."""
     shrink(monkeypatch, 2048)
     async with desk(data, "thread") as at:
         driver = at.born("a")
         while watch.count("make") == 1:
             await fill(driver, 1)
-        assert [what for what, _ in watch.done[-2:]] == ["sync", "make"]
+            await chores_done(at)
         assert set(watch.names("write")) == {watch.names("make")[0]}
 
 
@@ -267,6 +272,7 @@ async def test_a_segment_that_was_made_too_late_is_not_used(data, monkeypatch, w
         watch.let_go()
         while at.journal._syncs.is_busy:
             await trio.testing.wait_all_tasks_blocked(0.001)
+        await chores_done(at)
         at.born("late")
         used = list(dict.fromkeys(watch.names("write")))
         assert len(used) >= 2
@@ -326,7 +332,7 @@ async def test_the_removal_of_a_segment_is_durable_before_the_next_is_removed(da
     assert done[: 2 * len(names)] == [each for name in names for each in (name, "sync")]
 
 
-async def test_a_removal_that_failed_is_tried_again_with_the_next_sync(data, monkeypatch, watch):
+async def test_a_removal_that_failed_is_left_to_the_end(data, monkeypatch, watch):
     shrink(monkeypatch, 2048)
     async with desk(data) as at:
         driver = at.born("a")
@@ -339,8 +345,8 @@ async def test_a_removal_that_failed_is_tried_again_with_the_next_sync(data, mon
         assert at.segments()[0] == oldest
         watch.fail = None
         await other.set(b"key", b"2")
-        assert oldest not in at.segments()
-        assert await other.get(b"key") == b"2"
+        assert at.left() == {at.name("a"): {b"filling": bytes([9]) * 200}, at.name("b"): {b"key": b"2"}}
+    assert at.segments() == []
 
 
 async def test_who_keeps_the_oldest_segment_gets_a_file_when_there_are_too_many(data, monkeypatch, commit_in):
@@ -516,9 +522,9 @@ async def test_once_the_disk_is_nearly_full_those_that_are_young_go_on_in_their_
         nearly_full(monkeypatch, 2)
         segment = at.journal._open
         assert segment is not None
-        room = journal_module.SEGMENT_BYTES - segment.end
+        room = at.journal._room() - segment.end
         await drivers[0].set(b"key", bytes(room - 45))
-        assert 0 < journal_module.SEGMENT_BYTES - segment.end < 10
+        assert 0 < at.journal._room() - segment.end < 10
         for driver in drivers:
             await driver.set(b"more", b"2")
         assert at.path("0").exists()
@@ -557,32 +563,32 @@ async def test_with_all_filed_nothing_of_the_journal_is_left(data, commit_in):
     assert at.left() == {at.name("a"): {b"key": b"a"}, at.name("b"): {b"key": b"b"}}
 
 
-async def test_with_one_that_has_no_file_the_journal_stays_for_the_next_run(data, monkeypatch, is_full):
-    """S41: its file could not be written; the others' are there."""
-    async with desk(data, is_full=is_full) as at:
-        a, b = at.born("a"), at.born("b")
-        for driver in (a, b):
-            await driver.set(b"key", b"1")
-            await driver.set(b"key", b"2")
-        await unfilable(at, monkeypatch, a)
-        await b.aclose()
+async def test_with_one_that_has_no_file_the_journal_stays_for_the_next_run(data, monkeypatch, commit_in, is_full):
+    """S41: its file could not be written, and that is said; the others' are there."""
+    at = Desk(data, commit_in, is_full=is_full)
+    a, b = at.born("a"), at.born("b")
+    for driver in (a, b):
+        await driver.set(b"key", b"1")
+        await driver.set(b"key", b"2")
+    await b.aclose()
+    await unfilable(at, monkeypatch, a)
+    with monkeypatch.context() as patched:
+        patched.setattr("perdure.storage.filing.write_whole", lambda *_: no_space())
+        with pytest.raises(StorageError, match="No space"):
+            await at.journal.aclose()
     assert len(at.segments()) == 1
     assert at.left() == {at.name("a"): {b"key": b"2"}, at.name("b"): {b"key": b"2"}}
 
 
-async def test_closing_says_so_if_a_birth_may_not_be_durable(data, monkeypatch, watch):
-    """Its segment failed before, and it has no file: the catalog, which knows of it, is not to be trusted after a power cut."""
-    at = Desk(data, "inline", is_full=True)
-    a, b = at.born("a"), at.born("b")
-    (segment,) = at.segments()
-    watch.fail = lambda what, name: no_space() if (what, name) == ("sync", segment) else None
-    await b.set(b"key", b"1")
-    await unfilable(at, monkeypatch, a)
-    await b.aclose()
-    await at.born("c").aclose()
-    with pytest.raises(StorageError, match="there or not"):
-        await at.journal.aclose()
-    assert at.left() == {at.name("a"): {}, at.name("b"): {b"key": b"1"}, at.name("c"): {}}
+async def test_one_whose_file_could_not_be_written_has_it_at_the_end(data, monkeypatch, commit_in):
+    """S41: if there is space by then."""
+    async with desk(data, commit_in) as at:
+        driver = at.born("a")
+        await driver.set(b"key", b"1")
+        await unfilable(at, monkeypatch, driver)
+        assert not at.path("a").exists()
+    assert at.segments() == []
+    assert at.left() == {at.name("a"): {b"key": b"1"}}
 
 
 async def test_a_journal_that_cannot_be_removed_is_said_and_removed_by_the_next_run(data, watch):
