@@ -182,6 +182,45 @@ async def test_a_failed_round_fails_those_it_took_in_and_the_others_have_the_nex
     assert outcomes == ["first failed", "second done"]
 
 
+async def test_a_round_that_cannot_begin_is_over_with_that_error(crew, monkeypatch):
+    """No memory, say. Who asked for it, or waited for it, is told; what it took up has failed, and the next begins anew."""
+    parts = Parts()
+    outcomes: list[str] = []
+
+    async def ask(name: str) -> None:
+        try:
+            await parts.ask()
+        except MemoryError:
+            outcomes.append(f"{name} failed")
+        else:
+            outcomes.append(f"{name} done")
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    async with trio.open_nursery() as nursery:
+        with monkeypatch.context() as patched:
+            patched.setattr(crew, "start", fail)
+            await ask("first")
+            assert parts.failed == 1
+        nursery.start_soon(ask, "second")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(ask, "third")
+        await trio.testing.wait_all_tasks_blocked()
+        with monkeypatch.context() as patched:
+            patched.setattr(crew, "start", fail)
+            crew.finish()
+        await trio.testing.wait_all_tasks_blocked()
+        assert parts.failed == 3
+        nursery.start_soon(ask, "fourth")
+        await trio.testing.wait_all_tasks_blocked()
+        crew.finish()
+    assert outcomes[0] == "first failed"
+    assert sorted(outcomes[1:3]) == ["second done", "third failed"]
+    assert outcomes[3] == "fourth done"
+    assert not parts.of.is_busy
+
+
 async def test_cancellation_does_not_interrupt_waiting(crew):
     """What was begun for one is carried through."""
     parts = Parts()

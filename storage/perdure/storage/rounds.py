@@ -70,7 +70,12 @@ class Rounds:
                 raise mine.error
 
     def _start(self) -> None:
-        crew_of(self._limiter).start(self._begin(), self._over)
+        work = self._begin()
+        try:
+            crew_of(self._limiter).start(work, self._over)
+        except BaseException as error:
+            self._end(error)  # else what was taken up would count as done with the next round
+            raise
         self._is_busy = True
 
     def _over(self, error: BaseException | None) -> None:
