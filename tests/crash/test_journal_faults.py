@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from file_stores import opened
-from young_lives import IDS, Lives, Mark, allowed, found, small_journal
+from file_stores import opened, row
+from young_lives import IDS, Lineage, Lives, Mark, allowed, batch_of, found, small_journal
 
-from perdure.storage import journal
+from perdure.storage import filing, journal
 from perdure.storage.errors import StorageError
 from perdure.storage.file_store import FileStore
 from perdure.storage.sqlite import CommitIn
@@ -237,3 +237,74 @@ async def test_what_is_written_beside_a_sync_is_there_if_it_was_acknowledged(
         await store.aclose()
     async with opened(data, commit_in="inline") as store:
         lives.check({workflow_id: await found(store, workflow_id) for workflow_id in IDS})
+
+
+async def make_without_file(store: FileStore, lineage: Lineage) -> None:
+    """Make a workflow whose file could not be written as it was closed."""
+    driver, _ = await store.create_driver(row("a"))
+    await driver.batch(batch_of("a", lineage))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(filing, "write_whole", failing(ENOSPC))
+        with pytest.raises(StorageError, match="No space left"):
+            await driver.aclose()
+
+
+async def test_a_deletion_that_may_be_durable_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S41, S52: nobody writes to a workflow that the next process may delete; deleted again, it is gone."""
+    async with opened(tmp_path / "data", commit_in="inline") as store:
+        await make_without_file(store, (1, 2))
+        with monkeypatch.context() as patched:
+            patched.setattr(journal, "sync_content", failing(EIO))
+            with pytest.raises(StorageError):
+                await store.delete("a")
+        with pytest.raises(StorageError, match="delete it again"):
+            await store.open_driver("a")
+        shutil.copytree(tmp_path / "data", tmp_path / "killed")
+        await store.delete("a")
+        assert await found(store, "a") is None
+        driver, _ = await store.create_driver(row("a"))
+        await driver.batch(batch_of("a", (3, 4)))
+        await driver.aclose()
+    async with opened(tmp_path / "data", commit_in="inline") as store:
+        assert await found(store, "a") == (3, 4)
+    async with opened(tmp_path / "killed", commit_in="inline") as store:
+        assert await found(store, "a") is None
+
+
+async def test_a_file_that_is_just_being_written_goes_with_its_workflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S52: a workflow is deleted while the journal is relieved of it; its file does not come to be after that."""
+    gate = Gate(filing.write_whole, fails=False)
+    async with opened(tmp_path / "data", commit_in="thread") as store:
+        await make_without_file(store, (1, 2))
+        monkeypatch.setattr(filing, "write_whole", gate.pass_by)
+        monkeypatch.setattr(journal, "_SEGMENTS_MAX", 0)
+        relieved = store._journal
+        assert relieved is not None
+        (young,) = relieved._by_file.values()
+        is_deleted = False
+
+        async def delete() -> None:
+            nonlocal is_deleted
+            await store.delete("a")
+            is_deleted = True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(relieved.relieve)
+            await trio.to_thread.run_sync(gate.reached.wait)
+            nursery.start_soon(delete)
+            while not is_deleted and not young.turn.statistics().tasks_waiting:
+                await trio.lowlevel.checkpoint()
+            gate.opened.set()
+        assert not list((tmp_path / "data" / "workflows").iterdir())
+        assert await found(store, "a") is None
+
+
+def failing(number: int) -> Any:
+    """What fails with an error of the system."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail

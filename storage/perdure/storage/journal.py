@@ -92,6 +92,7 @@ class Young:
             which decides that.
         is_durable: Whether any of it was synced.
         is_tried: Whether its file was, or is being, written.
+        is_discarded: Whether it is recorded to be gone, durably or not.
         is_filed: Whether it has its file, durably, or is gone for good.
         filed_at: Where the record that it was filed ends; `None` if there is none.
         turn: Held by whoever writes to the journal of it, or writes its file.
@@ -106,6 +107,7 @@ class Young:
     is_doubtful: bool = False
     is_durable: bool = False
     is_tried: bool = False
+    is_discarded: bool = False
     is_filed: bool = False
     filed_at: int | None = None
     turn: trio.Lock = field(default_factory=trio.Lock)
@@ -331,14 +333,26 @@ class Journal:
     async def discard(self, young: Young) -> None:
         """Record that a workflow that has no file is gone for good; durable on return. Not interrupted by cancellation.
 
+        If it got its file meanwhile, that may be removed on return.
+
         Raises:
-            StorageError: It cannot be recorded, or it is not known whether that is durable.
+            JournalError: It is not known whether that is durable: nobody may open the workflow until this was done again.
+            StorageError: It cannot be recorded; all is as before.
         """
-        young.is_failed = True
+        async with young.turn:
+            if not young.is_filed:
+                young.is_failed = young.is_discarded = True
+                try:
+                    await self.settle(young)
+                except JournalError:
+                    raise
+                except StorageError:
+                    young.is_discarded = False
+                    raise
+                young.is_filed = True
+                young.namespace = MemoryDriver()
+                young.birth.unfiled.pop(young.number, None)
         await self.settle(young)
-        young.is_filed = True
-        young.namespace = MemoryDriver()
-        young.birth.unfiled.pop(young.number, None)
 
     async def settle(self, young: Young) -> None:
         """Return once it is durable that a workflow was filed. Not interrupted by cancellation.

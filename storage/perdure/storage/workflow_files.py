@@ -213,6 +213,9 @@ class WorkflowFiles:
         young = None if self._journal is None else self._journal.find(name)
         if self._journal is None or young is None:
             return None
+        if young.is_discarded and not young.is_filed:
+            path = str(self.path(name))
+            raise StorageError(f"the workflow of {path} was being deleted, and may be gone; delete it again", path=path)
         if young.is_doubtful:
             async with young.turn:
                 await self._journal.file(young)

@@ -300,13 +300,15 @@ class YoungDriver(SingleWrites):
     async def _close(self) -> None:
         if self._is_closed or self._pid != os.getpid():
             return
-        self._is_closed = True
         try:
-            if self._file is None:
-                await self._journal.file(self._young)
-            else:
+            if self._file is not None:
                 await self._file.aclose()
+            else:
+                self._is_closed = True
+                await self._journal.file(self._young)
         finally:
+            # A file is still open if there was no thread to be had.
+            self._is_closed = self._file is None or self._file.is_given_up
             self._forget()
 
     def _check_open(self) -> None:
