@@ -94,6 +94,9 @@ async def survive(
         with pytest.MonkeyPatch.context() as well:
             well.setattr(owner, name, call)
             if faults.failed:
+                # A directory in which a thread is at work cannot be copied.
+                while store._journal is not None and store._journal._chores_over is not None:
+                    await store._journal._chores_over.wait()
                 shutil.copytree(data, copy)
                 await check(copy, marks)
                 shutil.rmtree(copy)
