@@ -26,7 +26,7 @@ from young_lives import IDS, Lineage, Lives, Mark, allowed, batch_of, found, sma
 
 from perdure.storage import filing, journal, young_driver
 from perdure.storage.directory import Host
-from perdure.storage.errors import StorageError
+from perdure.storage.errors import CorruptStoreError, StorageError
 from perdure.storage.file_store import FileStore
 from perdure.storage.sqlite_connection import Durability
 
@@ -291,3 +291,42 @@ async def test_a_torn_segment_is_put_aside_in_its_turn(scratch: Path, monkeypatc
 def segments_of(data: Path) -> list[Path]:
     """The segments that are there."""
     return sorted((data / "journal").glob("*.log"))
+
+
+@pytest.mark.parametrize("catalog", ["deleted", "garbage", "older"])
+async def test_what_the_journal_has_is_there_whatever_became_of_the_catalog(scratch: Path, catalog: str) -> None:
+    """S50: killed with young workflows, and the catalog is gone, damaged, or from before they were made."""
+    marks: list[Mark] = []
+    lives = Lives(5, marks.append)
+    killed = scratch / "killed"
+    async with opened(scratch / "data", commit_in="inline") as store:
+        await store.put_rows([row("other")])
+    older = (scratch / "data" / "catalog.sqlite").read_bytes()
+    async with opened(scratch / "data", commit_in="inline") as store:
+        await lives.live(store, 40)
+        shutil.copytree(scratch / "data", killed)
+    assert segments_of(killed)
+    for left in killed.glob("catalog.sqlite*"):
+        left.unlink()
+    if catalog != "deleted":
+        (killed / "catalog.sqlite").write_bytes(older if catalog == "older" else b"garbage " * 1_000)
+    await check(killed, "boot-1", marks, "full", catalog, is_power_lost=True)
+
+
+async def test_a_damaged_segment_is_refused_by_name_and_nothing_is_changed(scratch: Path) -> None:
+    """S41: no crash damages its header, so it is not passed over; put right, the store opens with all that it has."""
+    async with opened(scratch / "data", commit_in="inline") as store:
+        driver, _ = await store.create_driver(row("a"))
+        await driver.batch(batch_of("a", (1, 2)))
+        shutil.copytree(scratch / "data", scratch / "killed")
+        await driver.aclose()
+    first, *_ = segments_of(scratch / "killed")
+    content = first.read_bytes()
+    first.write_bytes(b"X" + content[1:])
+    with pytest.raises(CorruptStoreError, match=first.name):
+        async with opened(scratch / "killed", commit_in="inline"):
+            pass
+    assert not list((scratch / "killed" / "workflows").iterdir())
+    first.write_bytes(content)
+    async with opened(scratch / "killed", commit_in="inline") as store:
+        assert await found(store, "a") == (1, 2)

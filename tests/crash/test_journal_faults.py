@@ -94,10 +94,7 @@ async def survive(
         with pytest.MonkeyPatch.context() as well:
             well.setattr(owner, name, call)
             if faults.failed:
-                # A directory in which a thread is at work cannot be copied.
-                while store._journal is not None and store._journal._chores_over is not None:
-                    await store._journal._chores_over.wait()
-                shutil.copytree(data, copy)
+                await copy_now(store, data, copy)
                 await check(copy, marks)
                 shutil.rmtree(copy)
 
@@ -120,6 +117,14 @@ async def survive(
         await lives.live(store, 10)
     await check(data, marks)
     return lives
+
+
+async def copy_now(store: FileStore, data: Path, copy: Path) -> None:
+    """Copy what a process would leave that is killed now; nothing is made or removed beside that."""
+    assert store._journal is not None
+    while store._journal._chores_over is not None:
+        await store._journal._chores_over.wait()
+    shutil.copytree(data, copy)
 
 
 async def check(data: Path, marks: list[Mark]) -> None:
@@ -203,8 +208,8 @@ async def test_what_is_written_beside_a_sync_is_there_if_it_was_acknowledged(
         with pytest.MonkeyPatch.context() as well:
             well.setattr(owner, held, call)
             well.setattr(os, "pwrite", pwrite)
+            await copy_now(store, data, copy)
             told = list(marks)  # others go on while it is looked at
-            shutil.copytree(data, copy)
             await check(copy, told)
             shutil.rmtree(copy)
 
