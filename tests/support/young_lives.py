@@ -220,9 +220,11 @@ class Lives:
         elif self._is_closed(workflow_id):
             self._drivers[workflow_id] = await store.open_driver(workflow_id)
             await self._look(workflow_id)
-        elif chance < 0.15:
+        elif chance < 0.16:
             await self._close(workflow_id)
-        elif chance < 0.2:
+            if chance < 0.08:  # before a sync for another makes it durable that it has its file
+                await self._delete(store, workflow_id)
+        elif chance < 0.21:
             await self._refuse(workflow_id)
         else:
             await self.change(store, workflow_id)
