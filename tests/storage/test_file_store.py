@@ -597,3 +597,20 @@ async def test_an_own_file_that_was_half_made_is_cleared_away(data: Path) -> Non
     async with opened(data) as store:
         assert not any(path.name.startswith("own.sqlite") for path in data.iterdir())
         await (await store.open_own()).aclose()
+
+
+@pytest.mark.parametrize("journal", [True, False])
+async def test_a_workflow_that_cannot_be_deleted_for_want_of_a_thread_stays(tmp_path, monkeypatch, journal):
+    """S52: nor is it deleted by the next run, after it has gone on."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with opened(tmp_path / "data", commit_in="inline", journal=journal) as store:
+        await spawn(store, "order-1", state="completed")
+        with monkeypatch.context() as patched:
+            patched.setattr(DataDirectory, "remove", fail)
+            with pytest.raises(RuntimeError):
+                await store.delete("order-1")
+    async with opened(tmp_path / "data", commit_in="inline", journal=journal) as store:
+        assert await read(store, "order-1") == b"order-1"

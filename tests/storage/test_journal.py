@@ -15,10 +15,11 @@ import trio.testing
 from file_stores import opened, row
 from journals import Desk, Watch, desk, shrink
 
+from perdure.storage import filing as filing_module
 from perdure.storage import journal as journal_module
 from perdure.storage.driver import Batch
 from perdure.storage.errors import BatchRefusedError, StorageError
-from perdure.storage.journal import segment_paths
+from perdure.storage.journal import Young, segment_paths
 from perdure.storage.journal_format import Born, Changed, Filed, Record, read_segment
 from perdure.storage.sqlite import CommitIn, SqliteDriver
 from perdure.storage.sqlite_image import sync_content, sync_directory
@@ -349,6 +350,39 @@ async def test_a_removal_that_failed_is_left_to_the_end(data, monkeypatch, watch
     assert at.segments() == []
 
 
+async def test_once_a_removal_may_not_be_durable_no_later_segment_is_removed(data, monkeypatch, caplog):
+    """S52: the oldest may come back after a power cut, and what is recorded of those that were born in it is in later ones."""
+    shrink(monkeypatch, 2048)
+
+    def fail(path: str) -> None:
+        if path.endswith("journal"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_directory(path)
+
+    at = Desk(data, "inline", is_full=True)
+    keeper, driver = at.born("keeper"), at.born("a")
+    await keeper.set(b"key", b"1")
+    await fill(driver, 20)
+    await driver.aclose()
+    other = at.born("b")
+    await other.set(b"key", b"1")
+    before = at.segments()
+    assert len(before) > 2
+    await keeper.aclose()
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "sync_directory", fail)
+        await other.set(b"key", b"2")
+    await other.set(b"key", b"3")
+    await other.aclose()
+    with pytest.raises(StorageError, match="cannot be removed"):
+        await at.journal.aclose()
+    assert at.segments()[: len(before) - 1] == before[1:]
+    assert at.left() == {at.name(each): {b"key": value} for each, value in (("keeper", b"1"), ("b", b"3"))} | {
+        at.name("a"): {b"filling": bytes([19]) * 200}
+    }
+    assert "grows until it is closed" in caplog.text
+
+
 async def test_who_keeps_the_oldest_segment_gets_a_file_when_there_are_too_many(data, monkeypatch, commit_in):
     """Be it in use or not; so the journal stays bounded while some are young for long."""
     shrink(monkeypatch, 2048)
@@ -601,3 +635,61 @@ async def test_a_journal_that_cannot_be_removed_is_said_and_removed_by_the_next_
         await at.journal.aclose()
     assert caught.value.path == str(at.directory.journal)
     assert at.left() == {at.name("a"): {b"key": b"1"}}
+
+
+async def test_a_sync_that_fails_while_a_file_is_written_in_vain_is_not_forgotten(data, monkeypatch):
+    """S41: the birth may be lost with it, so the workflow writes no more to the journal, although its file is not there."""
+    async with desk(data) as at:
+        driver = at.born("a")
+        await driver.set(b"key", b"1")
+
+        def write(path: str, content: bytes) -> None:
+            at.journal._fail()
+            no_space()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(filing_module, "write_whole", write)
+            with pytest.raises(StorageError):
+                await driver.move()
+        await driver.set(b"key", b"2")
+        assert at.path("a").exists()
+        assert await driver.get(b"key") == b"2"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+async def test_whatever_keeps_a_record_from_being_synced_the_file_decides(data, monkeypatch, error):
+    """S21, S41: the record may be there after a kill, so the batch is in the file, and acknowledged."""
+
+    async def fail(young: Young, position: int) -> None:
+        raise error
+
+    async with desk(data, "thread") as at:
+        driver = at.born("a")
+        await driver.set(b"key", b"1")
+        monkeypatch.setattr(at.journal, "make_durable", fail)
+        await driver.set(b"key", b"2")
+        assert at.path("a").exists()
+        assert at.left() == {at.name("a"): {b"key": b"2"}}
+        assert await driver.get(b"key") == b"2"
+
+
+async def test_room_for_who_is_filed_is_given_back_with_their_segments(data, watch, monkeypatch):
+    """Syncs that fail do not make segments smaller for good."""
+    shrink(monkeypatch, 2048)
+
+    def fail_once(what: str, name: str) -> None:
+        if what == "sync":
+            watch.fail = None
+            no_space()
+
+    async with desk(data) as at:
+        for number in range(20):
+            driver = at.born(str(number))
+            await driver.set(b"key", bytes(300))
+            watch.fail = fail_once
+            await driver.set(b"key", bytes(301))
+            await driver.aclose()
+        last = at.born("last")
+        await fill(last, 20)
+        await last.aclose()
+        assert at.journal._unrecorded <= sum(len(segment.born) for segment in at.journal._segments)

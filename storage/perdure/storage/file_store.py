@@ -493,6 +493,11 @@ async def _close(what: HeldDriver | Journal | None, problems: list[StorageError]
         except StorageError as error:
             problems.append(error)
             return False
+        except RuntimeError as error:  # no thread is to be had
+            problem = StorageError(f"cannot close {what!r}: {error}")
+            problem.__cause__ = error
+            problems.append(problem)
+            return False
     return True
 
 

@@ -23,6 +23,7 @@ Kernel AIO, which syncs many files from one thread, gave no more than threads di
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -71,6 +72,9 @@ _FILED_BYTES: Final = 13
 """Of the record that a workflow was filed. There is room for one for each: a full disk keeps nobody from being deleted."""
 _ALONE_S: Final = 0.002
 _SUFFIX: Final = ".log"
+
+
+_logger = logging.getLogger("perdure.storage")
 
 
 class JournalError(StorageError):
@@ -305,13 +309,14 @@ class Journal:
         """
         if young.is_filed:
             return
-        is_tried, is_failed = young.is_tried, young.is_failed
+        is_tried, is_failed, failures = young.is_tried, young.is_failed, len(self._failures)
         young.is_tried = young.is_failed = True
         pairs = await young.namespace.list(b"")
         try:
             await self._filing.write(self.path(young), pairs, is_tried=is_tried)
         except NotWrittenError:
-            young.is_tried, young.is_failed = is_tried, is_failed
+            young.is_tried = is_tried
+            young.is_failed = is_failed or len(self._failures) > failures  # a sync may have failed meanwhile
             raise
         self.note_filed(young)
 
@@ -374,7 +379,7 @@ class Journal:
     @property
     def is_long(self) -> bool:
         """Whether there are too many segments, so that `relieve` has something to do."""
-        return len(self._segments) > _SEGMENTS_MAX
+        return len(self._segments) > _SEGMENTS_MAX and self._may_remove
 
     async def relieve(self) -> None:
         """Write the files of some of those that keep the oldest segment, if there are too many segments."""
@@ -405,6 +410,8 @@ class Journal:
                     await self.file(young)
             except StorageError as error:
                 problem = error
+        if not self._may_remove:
+            problem = StorageError(f"a part of {self._directory} cannot be removed", path=str(self._directory))
         try:
             if problem is not None:
                 await self.sync(self._written)
@@ -571,20 +578,28 @@ class Journal:
         if self._is_closing or self._chores_over is not None or not (removable or wants_spare):
             return
         chores = _Chores([segment.path for segment in removable], self._next_path() if wants_spare else None)
-        self._chores_over = trio.Event()
         if self._is_inline:
             chores.do()
             self._end_chores(chores, None)
-        else:
+            return
+        with suppress(Exception):  # with no memory for them, they come with a later sync
+            over = trio.Event()
             crew_of(self._limiter).start(chores.do, partial(self._end_chores, chores))
+            self._chores_over = over
 
     def _end_chores(self, chores: _Chores, error: BaseException | None) -> None:
         for _ in range(chores.removed):
             segment = self._segments.popleft()
             segment.close()
             for file in segment.born:
-                del self._by_file[file]
-        self._may_remove = self._may_remove and not chores.is_stuck
+                self._unrecorded -= self._by_file.pop(file).filed_at is None
+        if chores.stuck_by is not None and self._may_remove:
+            self._may_remove = False
+            _logger.warning(
+                "the journal in %s grows until it is closed, as a part cannot be removed: %s",
+                self._directory,
+                chores.stuck_by,
+            )
         if chores.spare is not None:
             if self._segments and chores.spare.path < self._segments[-1].path:
                 # Another was needed and made meanwhile; they are read in the order of their names.
@@ -665,25 +680,27 @@ class _Chores:
 
     Attributes:
         removed: How many were removed.
-        is_stuck: Whether it is not known if the removal of one is durable: then no later one may be removed.
+        stuck_by: Why it is not known if the removal of one is durable: then no later one may be removed.
         spare: The one that was made.
     """
 
     def __init__(self, removable: list[Path], spare_path: Path | None) -> None:
         self.removed = 0
-        self.is_stuck = False
+        self.stuck_by: OSError | None = None
         self.spare: _Segment | None = None
         self._removable = removable
         self._spare_path = spare_path
 
     def do(self) -> None:
         """Do it. Blocks; raises nothing."""
-        try:
-            for path in self._removable:
+        for path in self._removable:
+            try:
                 remove_segments([path])
-                self.removed += 1
-        except OSError:
-            self.is_stuck = True
+            except OSError as error:
+                if not path.exists():
+                    self.stuck_by = error
+                break  # else it is tried again with a later sync
+            self.removed += 1
         if self._spare_path is not None:
             with suppress(OSError):  # it is made when it is needed
                 self.spare = _make_segment(self._spare_path, _SPARE)

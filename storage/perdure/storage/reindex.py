@@ -13,7 +13,7 @@ would be lost, or would have to be written twice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -98,7 +98,8 @@ class Reindex:
                 try:
                     read = await read_row(driver, path, created_at_ms=created_at_ms)
                 finally:
-                    await driver.aclose()
+                    with suppress(StorageError):  # whoever opens it next is told
+                        await driver.aclose()
         except DecodeError as error:
             await self._access.write(Catalog.mark, record, str(error), set_aside=False)
             self._changed += before is not None and before.problem is None

@@ -253,9 +253,9 @@ class WorkflowFiles:
         if self._journal is not None and young is not None and young.is_filed:
             await self._journal.settle(young)
         await self._access.write(Catalog.begin_delete, record)
-        if self._journal is not None and young is not None and not young.is_filed:
+        if self._journal is not None and young is not None:
             try:
-                await self._journal.discard(young)
+                await self._journal.discard(young)  # or settle, if it got its file meanwhile
             except JournalError:
                 raise  # it may be gone
             except StorageError:
@@ -264,8 +264,8 @@ class WorkflowFiles:
         with file_errors(self._directory.path):
             try:
                 await self._blocking.run(self._directory.remove, record.file, set_aside=record.set_aside)
-            except OSError:
-                if await self._blocking.run(self.path(record.file).exists):
+            except (OSError, RuntimeError):  # there may be no thread to do it in
+                if _is_there(self.path(record.file)):
                     await self._access.write(Catalog.cancel_delete, record.workflow_id)
                 raise
 
@@ -283,6 +283,10 @@ class WorkflowFiles:
                 workflow_id=record.workflow_id,
                 path=str(path),
             )
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists()
 
 
 class OpenDriver(Protocol):

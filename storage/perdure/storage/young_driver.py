@@ -22,7 +22,7 @@ import trio
 
 from perdure.storage.driver import VALUE_BYTES_MAX, Batch, SingleWrites
 from perdure.storage.errors import BatchRefusedError, CommitUnknownError, DriverClosedError, StorageError
-from perdure.storage.journal import Journal, JournalError, Young
+from perdure.storage.journal import Journal, Young
 from perdure.storage.layout import ALARM_KEY, decode_u64
 from perdure.storage.limits import check_batch
 from perdure.storage.memory import MemoryDriver
@@ -229,8 +229,8 @@ class YoungDriver(SingleWrites):
             return False
         try:
             await self._journal.make_durable(self._young, position)
-        except (OSError, JournalError):
-            self._young.is_doubtful = True
+        except Exception:
+            self._doubt()
             return False
         self._apply(batch)
         return True
@@ -245,11 +245,15 @@ class YoungDriver(SingleWrites):
             return False
         try:
             self._journal.make_durable_nowait(self._young, position)
-        except (OSError, JournalError):
-            self._young.is_doubtful = True
+        except Exception:
+            self._doubt()
             return False
         self._apply(batch)
         return True
+
+    def _doubt(self) -> None:
+        """A record was written, and is durable or not; whatever went wrong, the file has to decide that."""
+        self._young.is_doubtful = self._young.is_failed = True
 
     def _apply(self, batch: Batch) -> None:
         self._young.namespace.batch_nowait(batch)
