@@ -25,7 +25,13 @@ __all__ = ["Filing", "NotWrittenError"]
 
 
 class NotWrittenError(StorageError):
-    """A file cannot be written, and is not there."""
+    """A file cannot be written, and is not there.
+
+    Attributes:
+        reason: What there is to say of it otherwise.
+    """
+
+    reason: StorageError
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +108,9 @@ class Filing:
                         os.unlink(file.path)
                 write_whole(file.path, filled_image(file.pairs))
             except (OSError, sqlite3.Error, MemoryError) as error:
-                file.error = _cannot_write(file.path, error, StorageError if file.is_tried else NotWrittenError)
+                reason = _cannot_write(file.path, error)
+                is_absent = not file.is_tried
+                file.error = NotWrittenError(str(reason), path=file.path, reason=reason) if is_absent else reason
         try:
             sync_directory(self._directory)
         except OSError as error:
@@ -121,7 +129,7 @@ def _copy(target: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         raise _cannot_write(target, error) from error
 
 
-def _cannot_write(path: str, error: BaseException, kind: type[StorageError] = StorageError) -> StorageError:
+def _cannot_write(path: str, error: BaseException) -> StorageError:
     what = f"cannot write {path}"
     why = error.strerror if isinstance(error, OSError) else error
-    return kind(str(out_of_descriptors(what, error, path=path) or f"{what}: {why}"), path=path)
+    return out_of_descriptors(what, error, path=path) or StorageError(f"{what}: {why}", path=path)

@@ -304,8 +304,8 @@ class Journal:
         The caller has its turn. From here on nothing more is written of it to the journal, as its file counts once it is there.
 
         Raises:
-            NotWrittenError: The file cannot be written, and is not there; all is as before.
-            StorageError: It is there or not; nothing more is written of it to the journal until the next call succeeds.
+            StorageError: The file cannot be written. If it is surely not there, all is as before; else nothing more is written
+                of the workflow to the journal until a later call succeeds.
         """
         if young.is_filed:
             return
@@ -314,10 +314,10 @@ class Journal:
         pairs = await young.namespace.list(b"")
         try:
             await self._filing.write(self.path(young), pairs, is_tried=is_tried)
-        except NotWrittenError:
+        except NotWrittenError as error:
             young.is_tried = is_tried
             young.is_failed = is_failed or len(self._failures) > failures  # a sync may have failed meanwhile
-            raise
+            raise error.reason from None
         self.note_filed(young)
 
     async def copy(self, young: Young, target: str) -> None:
