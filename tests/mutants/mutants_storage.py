@@ -177,5 +177,88 @@ STORAGE_MUTANTS: Final = (
         "S39",
         (_in("coded_values", "    MAILBOX_PREFIX: (_seal_message, _open_message),\n", ""),),
     ),
+    Mutant(
+        "journal-not-synced",
+        "a young workflow's batch is acknowledged once its record is handed to the system",
+        "S40",
+        (
+            _in(
+                "journal",
+                "        if self._is_full or not young.is_durable:\n            await self.sync(position)\n",
+                "        if not young.is_durable:\n            await self.sync(position)\n",
+            ),
+            _in(
+                "journal",
+                "        if self._is_full or not young.is_durable:\n            self._sync_here()\n",
+                "        if not young.is_durable:\n            self._sync_here()\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "birth-not-handed-over",
+        "the catalog is told of a young workflow before its birth is handed to the system",
+        "S39 S50",
+        (
+            _in(
+                "journal",
+                "        self._append(born_record(segment.seed, young.number, file))\n        self._flush()\n",
+                "        self._append(born_record(segment.seed, young.number, file))\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "filing-not-settled",
+        "a file is used, or removed, before it is durable that its workflow is not young any more",
+        "S40 S52",
+        (
+            _in(
+                "journal",
+                "            ) from error\n        await self.sync(position)\n",
+                "            ) from error\n        self._check(position)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "segment-removed-too-early",
+        "a segment of the journal is removed although a workflow that was born in it has no file yet",
+        "S39 S40",
+        (
+            _in(
+                "journal",
+                "            if segment is self._open or segment.unfiled or not self._may_remove:\n",
+                "            if segment is self._open or not self._may_remove:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "replay-forgets-filing",
+        "replay of the journal gives a file to workflows that had one, and were deleted since",
+        "S39 S52",
+        (
+            _in(
+                "journal_replay",
+                "                    young.pop(number, None)\n",
+                "                    young.get(number)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "failed-sync-is-tried-again",
+        "after a sync of the journal that failed, workflows go on writing to it",
+        "S40 S41",
+        (
+            _in(
+                "journal",
+                "            young.is_failed = True\n            if young.filed_at",
+                "            if young.filed_at",
+            ),
+        ),
+    ),
+    Mutant(
+        "middle-lost-at-normal",
+        "at `normal` a segment of the journal is begun before the one before it is durable",
+        "S40",
+        (_in("journal", "            self._seal(segment)\n", "            pass\n"),),
+    ),
 )
 """In the order of the list that is printed."""
