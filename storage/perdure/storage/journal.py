@@ -132,10 +132,11 @@ class _Segment:
     __slots__ = ("born", "descriptor", "end", "path", "seed", "unfiled", "unwritten", "written_to")
 
     def __init__(self, path: Path, descriptor: int, seed: int, end: int) -> None:
-        self.path = path
-        self.descriptor = descriptor
-        self.seed = seed
-        self.end = self.written_to = end
+        self.path: Path = path
+        self.descriptor: int = descriptor
+        self.seed: int = seed
+        self.end: int = end
+        self.written_to: int = end
         self.unwritten: list[bytes] = []
         self.born: list[str] = []
         self.unfiled: dict[int, Young] = {}
@@ -654,9 +655,9 @@ class _Sync:
     """
 
     def __init__(self, target: int, parts: list[_Part]) -> None:
-        self.target = target
-        self.parts = parts
-        self.elapsed_s = 0.0
+        self.target: int = target
+        self.parts: list[_Part] = parts
+        self.elapsed_s: float = 0.0
 
     def do(self) -> None:
         """Do it. Blocks.
@@ -685,7 +686,7 @@ class _Chores:
     """
 
     def __init__(self, removable: list[Path], spare_path: Path | None) -> None:
-        self.removed = 0
+        self.removed: int = 0
         self.stuck_by: OSError | None = None
         self.spare: _Segment | None = None
         self._removable = removable
