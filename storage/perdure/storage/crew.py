@@ -22,7 +22,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import trio
 
-__all__ = ["SLOW_S", "THREADS_MAX", "THREADS_QUICK", "Crew", "crew_of"]
+from perdure.storage.pace import tasks_waiting
+
+__all__ = ["SLOW_S", "THREADS_MAX", "THREADS_QUICK", "Crew", "crew_of", "is_anyone_waiting", "no_abort"]
 
 THREADS_QUICK: Final = 4
 """How many pieces are done at once on a quick disk: syncs overlap, and each thread more wants Python's lock, too."""
@@ -109,7 +111,7 @@ class Crew:
         task = trio.lowlevel.current_task()
         piece = _Piece(work, lambda _: trio.lowlevel.reschedule(task))
         self._take_up(piece)
-        await trio.lowlevel.wait_task_rescheduled(_no_abort)
+        await trio.lowlevel.wait_task_rescheduled(no_abort)
         return piece.outcome()
 
     def start(self, work: Callable[[], None], then: Callable[[BaseException | None], None]) -> None:
@@ -237,5 +239,11 @@ def crew_of(limiter: trio.CapacityLimiter) -> Crew:
     return crew
 
 
-def _no_abort(_: object) -> trio.lowlevel.Abort:
+def is_anyone_waiting(limiter: trio.CapacityLimiter) -> bool:
+    """Whether to block Trio's thread would hold somebody up: one who could run, or will once this limiter's crew is done."""
+    return crew_of(limiter).is_busy or tasks_waiting()
+
+
+def no_abort(_: object) -> trio.lowlevel.Abort:
+    """Keeps cancellation from interrupting `wait_task_rescheduled`: who waits is always rescheduled by whoever does the work."""
     return trio.lowlevel.Abort.FAILED

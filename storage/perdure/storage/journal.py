@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from perdure.storage.crew import crew_of
+from perdure.storage.crew import crew_of, is_anyone_waiting
 from perdure.storage.driver import Batch
 from perdure.storage.errors import StorageError
 from perdure.storage.filing import Filing, NotWrittenError
@@ -50,7 +50,7 @@ from perdure.storage.journal_format import (
     segment_header,
 )
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.pace import Pace, tasks_waiting
+from perdure.storage.pace import Pace
 from perdure.storage.rounds import Rounds
 from perdure.storage.sqlite_image import sync_content, sync_directory, write_whole
 
@@ -624,7 +624,7 @@ class Journal:
                 self._unrecorded += 1
 
     def _is_quick(self) -> bool:
-        return self._pace.runs_in_place(self._is_anyone_waiting)
+        return self._pace.runs_in_place(partial(is_anyone_waiting, self._limiter))
 
     def _wants_spare(self) -> bool:
         segment = self._open
@@ -638,9 +638,6 @@ class Journal:
                 break
             found.append(segment)
         return found
-
-    def _is_anyone_waiting(self) -> bool:
-        return crew_of(self._limiter).is_busy or tasks_waiting()
 
 
 class _Sync:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from perdure.storage.crew import crew_of
+from perdure.storage.crew import crew_of, no_abort
 
 __all__ = ["Rounds"]
 
@@ -65,7 +65,7 @@ class Rounds:
                 except BaseException:
                     self._waiting.remove(mine)
                     raise
-            await trio.lowlevel.wait_task_rescheduled(_no_abort)
+            await trio.lowlevel.wait_task_rescheduled(no_abort)
             if mine.error is not None:
                 raise mine.error
 
@@ -109,7 +109,3 @@ def _is_over(is_done: Callable[[], bool]) -> bool:
         return is_done()
     except Exception:
         return True
-
-
-def _no_abort(_: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED

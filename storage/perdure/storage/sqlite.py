@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 import trio
 
-from perdure.storage.crew import Crew, crew_of
+from perdure.storage.crew import Crew, crew_of, is_anyone_waiting
 from perdure.storage.driver import VALUE_BYTES_MAX, Batch, SingleWrites
 from perdure.storage.errors import StorageError
 from perdure.storage.layout import ALARM_KEY, decode_u64
 from perdure.storage.limits import check_batch
-from perdure.storage.pace import Pace, storage_limiter, tasks_waiting
+from perdure.storage.pace import Pace, storage_limiter
 from perdure.storage.sqlite_connection import (
     ConnectionFactory,
     Durability,
@@ -178,7 +178,7 @@ class SqliteDriver(SingleWrites):
             durability=durability,
             commit_in=commit_in,
             limiter=limiter,
-            others_waiting=others_waiting or partial(_is_anyone_waiting, limiter),
+            others_waiting=others_waiting or (lambda: is_anyone_waiting(limiter or storage_limiter())),
             map_error=map_error,
             value_bytes_max=value_bytes_max,
         )
@@ -384,11 +384,6 @@ def _is_small(batch: Batch) -> bool:
 
 async def _to_thread(work: Callable[[], OpenFile], limiter: trio.CapacityLimiter | None) -> OpenFile:
     return await trio.to_thread.run_sync(work, limiter=limiter or storage_limiter())
-
-
-def _is_anyone_waiting(limiter: trio.CapacityLimiter | None) -> bool:
-    """Whether to block Trio's thread would hold somebody up: one who could run, or will as soon as a thread is done."""
-    return crew_of(limiter or storage_limiter()).is_busy or tasks_waiting()
 
 
 @trio.lowlevel.enable_ki_protection

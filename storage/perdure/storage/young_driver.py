@@ -221,10 +221,7 @@ class YoungDriver(SingleWrites):
         """Write a batch to the journal and apply it; whether that was done, or else it is to go to the file."""
         if not self._is_for_journal():
             return False
-        try:
-            position = self._journal.write(self._young, batch)
-        except OSError:
-            return False
+        position = self._record(batch)
         if position is None:
             return False
         try:
@@ -237,10 +234,8 @@ class YoungDriver(SingleWrites):
 
     @trio.lowlevel.enable_ki_protection
     def _journal_here(self, batch: Batch) -> bool:
-        try:
-            position = self._journal.write(self._young, batch)
-        except OSError:
-            return False
+        """`_journal_it`, in place, for a batch that is for the journal."""
+        position = self._record(batch)
         if position is None:
             return False
         try:
@@ -250,6 +245,13 @@ class YoungDriver(SingleWrites):
             return False
         self._apply(batch)
         return True
+
+    def _record(self, batch: Batch) -> int | None:
+        """The position to be synced; `None` if the batch was not written, as it is too large or there is no room for it."""
+        try:
+            return self._journal.write(self._young, batch)
+        except OSError:
+            return None
 
     def _doubt(self) -> None:
         """A record was written, and is durable or not; whatever went wrong, the file has to decide that."""
